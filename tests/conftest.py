@@ -69,9 +69,9 @@ PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 @contextlib.contextmanager
 def without_pictures(*, maps: bool = False) -> Iterator[None]:
     """Put empty pictures, and empty maps unless `maps`, into every page: drawing takes longer than a small audit."""
-    empty = dict.fromkeys((f"{name}.figure_bytes" for name in ("report", "validation", "trade_off")), PICTURE)
+    empty = dict.fromkeys((f"{name}.figure_bytes" for name in ("picture", "validation", "trade_off")), PICTURE)
     if not maps:
-        empty |= {"report.maps": Maps("{}", "0 points", ("loss", "leverage")), "report.bokeh_script": ""}
+        empty |= {"report.maps": Maps("{}", "0 points"), "report.bokeh_script": ""}
     with contextlib.ExitStack() as stack:
         for name, made in empty.items():
             stack.enter_context(mock.patch(f"giveaway.reporting.{name}", return_value=made))

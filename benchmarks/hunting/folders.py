@@ -65,8 +65,8 @@ def run(*arguments: str) -> tuple[int, str]:
 @contextlib.contextmanager
 def quick_pages() -> Iterator[None]:
     """Put empty pictures into every page: drawing them takes longer than all the rest."""
-    made = {"report.figure_bytes": PICTURE, "validation.figure_bytes": PICTURE, "report.bokeh_script": ""}
-    made["report.maps"] = Maps("{}", "0 points", ("loss", "leverage"))
+    made = {"picture.figure_bytes": PICTURE, "validation.figure_bytes": PICTURE, "report.bokeh_script": ""}
+    made["report.maps"] = Maps("{}", "0 points")
     with contextlib.ExitStack() as stack:
         for name, value in made.items():
             stack.enter_context(mock.patch(f"giveaway.reporting.{name}", return_value=value))

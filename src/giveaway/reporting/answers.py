@@ -148,18 +148,18 @@ def _whose(table: ScoreTable, groups: Groups | None, shared: bool) -> tuple[str,
     if not compared:
         why = withheld or f" No classes or subgroups are known{', or they are too small to share' if shared else ''}."
         return "Not known.", f"{why.strip()} Name columns with --subgroups to compare groups.{named}"
-    top = f"{told(max(1, round(TOP * len(table))))} {unit} ranked highest"
+    top = f"{'' if shared else 'the '}{told(max(1, round(TOP * len(table))))} {unit} ranked highest"
     uneven = sorted((group for group in groups if group[-1]), key=lambda group: -(group[2] or 0.0))
     if not uneven:
         kinds = ", ".join(shown_text(kind, 40) for kind in dict.fromkeys(group[0] for group in groups))
-        rest = f"None of {compared} groups ({kinds}) is more common among the {top} than chance explains."
+        rest = f"None of {compared} groups ({kinds}) is more common among {top} than chance explains."
         return "No group stands out.", f"{rest}{withheld}{named}"
     lines = [
         f"{shown_text(kind, 40)} “{shown_text(name, 60)}” {ratio:.1f} times as common (chance: up to {high:.1f})"
         for kind, name, ratio, high, _ in uneven[:MOST_GROUPS]
     ]
     more = f", and {len(uneven) - MOST_GROUPS} more" if len(uneven) > MOST_GROUPS else ""
-    rest = f"Among the {top}, compared with all {unit}: {'; '.join(lines)}{more}. {compared} groups were compared, of "
+    rest = f"Among {top}, compared with all {unit}: {'; '.join(lines)}{more}. {compared} groups were compared, of "
     return "Some groups more than others.", f"{rest}which one in forty stands out by chance.{withheld}{named}"
 
 

@@ -29,11 +29,10 @@ FRAME |= {"toolbar_location": "above", "height": 380, "min_width": 300, "sizing_
 
 @dataclass(frozen=True)
 class Maps:
-    """bokeh's document as JSON that cannot end a script element, how much is drawn, and the first map's columns."""
+    """bokeh's document as JSON that cannot end a script element, and how much is drawn."""
 
     item: str
     drawn: str
-    axes: tuple[str, str] | None
 
 
 def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
@@ -86,7 +85,7 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
     if hidden:
         drawn += f"; {hidden:,} values of zero, or nearly, are drawn at the edge"
     item: Any = json_item(layout, "maps")  # type: ignore[arg-type]
-    return Maps(script_text(renumbered(item)), drawn, axes)
+    return Maps(script_text(renumbered(item)), drawn)
 
 
 def renumbered(item: Any) -> Any:

@@ -103,6 +103,12 @@ def figure_bytes(figure: Figure, kind: str = "png", **style: Any) -> bytes:
     return stream.getvalue()
 
 
+def image_of(figure: Figure) -> tuple[str, str]:
+    """Return the address and the words of an image element: an SVG within the page."""
+    content = figure_bytes(figure, "svg", **{"svg.fonttype": "none", "font.family": "sans-serif"})
+    return f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}", title_of(figure)
+
+
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write the figure in the format that the suffix of `path` names: .png, .svg or .pdf."""
     content = figure_bytes(figure, Path(path).suffix.removeprefix(".").lower())

@@ -6,9 +6,8 @@ section that cannot be made says why in its place.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +21,10 @@ from giveaway.reporting import figures
 from giveaway.reporting.answers import answers
 from giveaway.reporting.maps import bokeh_script, maps
 from giveaway.reporting.pages import page, section
-from giveaway.reporting.picture import figure_bytes, title_of
+from giveaway.reporting.picture import image_of
 from giveaway.reporting.validation import StoredValidation, agreement_lines
 from giveaway.reporting.words import access_of, layers_of, notes, standing
 from giveaway.text import shown_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TOP = 100
 FIRST = 20  # rows of the table that are shown before it is unfolded
@@ -50,15 +46,13 @@ MEANINGS = {
     "relatives": "the loss on variants of it, such as its mirror image, in normal scores",
     "recognized": "whether its variants get half of the probability for its class",
     "out_of_bag": "the loss of what the trees that never saw it predict for it",
-    "leverage": "how far its own target pulls its own prediction, 0 to 1",
+    "leverage": "how far its own target moves its own prediction, from 0 to 1; of a person, to the number of records",
     "loss": "its loss in the audited model",
     "predicted_success": "how often an attack on it is predicted to be right, members and others alike: not measured",
     "measured_success": "the share of shadow models for which LiRA got its membership right: measured, of the recipe",
-    "expected_effect": "its effect size by the shadow models and the score together: at 1.04 an attack is right 70 % "
-    "of the time",
+    "expected_effect": "its effect size, by models and score together: at 1.04 an attack is right 70 % of the time",
     "found_exposed": "flagged as exposed by the test of every record; not judged: too few models with or without it",
 }
-OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, from 0 to their number"}
 
 
 def render(
@@ -76,7 +70,7 @@ def render(
     sections = {
         "breakdowns": section(lambda: breakdowns(table)),
         "maps": section(lambda: maps(table, extras)),
-        "learned": section(lambda: _image(figures.when_learned(table))),
+        "learned": section(lambda: image_of(figures.when_learned(table))),
         "agreement": section(lambda: _agreement(table, measured)),
     }
     meta = table.meta
@@ -118,7 +112,10 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
         more["expected_effect"] = measured.expected[rows]
     values["why"] = np.array(why(table, rows, nearest=False, contents=True), dtype=object)
     more |= {name: column[rows] for name, column in known.items() if name not in values}
-    meanings = MEANINGS | _of_depths(table) | (OF_PEOPLE if table.meta.by_person else {})
+    meanings = {**MEANINGS}
+    for depth in table.meta.depths or ():
+        through = f"; through {layers_of(depth)} of the network"
+        meanings |= {name + suffix(depth): meaning + through for name, meaning in MEANINGS.items()}
     columns = [
         {
             "name": name,
@@ -144,16 +141,6 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
     }
 
 
-def _of_depths(table: ScoreTable) -> dict[str, str]:
-    """Return the meanings of the columns that go through more of a network than its last layer."""
-    depths = table.meta.depths or {}
-    return {
-        name + suffix(depth): f"{meaning}; through {layers_of(depth)} of the network"
-        for depth in depths
-        for name, meaning in MEANINGS.items()
-    }
-
-
 def _cell(value: Any) -> tuple[str, str]:
     if isinstance(value, float):
         return f"{value:.4g}", repr(value)
@@ -174,20 +161,13 @@ def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return found
 
 
-def _image(figure: Figure) -> tuple[str, str]:
-    """Return the address and the words of an image element: an SVG within the page."""
-    style = {"svg.fonttype": "none", "font.family": "sans-serif"}
-    content = b64encode(figure_bytes(figure, "svg", **style)).decode()
-    return f"data:image/svg+xml;base64,{content}", title_of(figure)
-
-
 def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str, Any]:
     if measured is None:
         raise InputError("no shadow models were trained; giveaway validate trains them and fills this section")
     stated, images = measured.stated, []
     if not table.meta.by_person and len(table) == len(measured.effect_size):
         columns = {name: table[name] for name in table.columns}
-        images.append(_image(figures.recall_curves(columns, measured.effect_size, ranked_by=table.ranking())))
+        images.append(image_of(figures.recall_curves(columns, measured.effect_size, ranked_by=table.ranking())))
     roc = {"LiRA": (measured.false_positives, measured.true_positives)}
-    images.append(_image(figures.draw_roc(roc, {"LiRA": stated["lira"]["auc"]})))
+    images.append(image_of(figures.draw_roc(roc, {"LiRA": stated["lira"]["auc"]})))
     return {"conclusion": stated["conclusion"], **agreement_lines(stated), "pictures": images}

@@ -3,13 +3,12 @@ tells."""
 
 from __future__ import annotations
 
-from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 from giveaway.findings.mitigation import Mitigation
 from giveaway.findings.remedies import AS_IT_IS
 from giveaway.reporting.pages import page
-from giveaway.reporting.picture import COLOURS, GREY, blank, figure_bytes, legend, plain
+from giveaway.reporting.picture import COLOURS, GREY, blank, figure_bytes, image_of, legend, plain
 from giveaway.storage.files import as_json
 
 if TYPE_CHECKING:
@@ -70,8 +69,7 @@ def mitigation_pages(found: Mitigation) -> dict[str, str | bytes]:
         rows.append(
             [*cells, *(f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (one.change, *figures))]
         )
-    shown = b64encode(figure_bytes(picture, "svg", **{"svg.fonttype": "none", "font.family": "sans-serif"})).decode()
-    html = page("mitigation.html", found=found, heads=heads, rows=rows, picture=shown)
+    html = page("mitigation.html", found=found, heads=heads, rows=rows, picture=image_of(picture)[0])
     return {
         "mitigation.json": as_json(found.to_json()),
         "mitigation.html": html,

@@ -113,17 +113,9 @@ def agreement_lines(stated: Mapping[str, Any]) -> dict[str, list[Any]]:
     tops = [key for key in next(iter(scores.values())) if key.startswith("top ")]
     shares = [tuple(f"{100 * float(share):g} %" for share in key.split()[1::2]) for key in tops]  # top 0.01 in 0.05
     heads = [f"of the top {top}, found in {keep}" for top, keep in shares]
-    lines = [
-        (
-            name,
-            *("{:.2f} ({:.2f} to {:.2f})".format(*values[key]) for key in [*tops, "spearman"]),
-            _worth(values["worth_in_shadow_models"]),
-        )
-        for name, values in scores.items()
-    ]
+    lines = []
+    for name, values in scores.items():
+        worth, cells = values["worth_in_shadow_models"], (values[key] for key in [*tops, "spearman"])
+        needed = "more than were measured" if worth is None else f"about {worth:.1f}" if worth >= 2 else "fewer than 2"
+        lines.append((name, *("{:.2f} ({:.2f} to {:.2f})".format(*cell) for cell in cells), needed))
     return {"heads": [*heads, "Spearman", "worth in shadow models"], "lines": lines}
-
-
-def _worth(models: float | None) -> str:
-    """Write a worth in shadow models; outside the measured range it is only a bound."""
-    return "more than were measured" if models is None else f"about {models:.1f}" if models >= 2 else "fewer than 2"
