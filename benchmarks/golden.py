@@ -155,11 +155,10 @@ def lood(kernel: str, **options: Any) -> Result:
 
 def depths(method: str) -> Result:
     model, pictures, labels = digits_model(150)
-    scores = ["influence", "gls_trace"] if method == "ekfac" else ["influence", "newton", "leverage", "gls_trace"]
+    scores = ["influence", "newton", "leverage", "gls_trace"]
     curvature = {
         "sketch": Sketch(probes=64, tolerance=1e-9),
         "exact": ga.network.Solves(rows=np.arange(0, 150, 5), tolerance=1e-9),
-        "ekfac": ga.network.Ekfac(),
     }[method]
     depths = ["head", "last:2", "all"]
     deep = ga.network.Depths(
@@ -232,7 +231,6 @@ CASES: dict[str, Callable[[], Result]] = {
     "lood_conv": lambda: lood("conv_nngp"),
     "depths_sketch": lambda: depths("sketch"),
     "depths_exact": lambda: depths("exact"),
-    "depths_ekfac": lambda: depths("ekfac"),
     "validation": validation,
     "gate": gate,
 }

@@ -11,7 +11,7 @@ import giveaway as ga
 from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.extract import from_torch
-from giveaway.network import Depths, Ekfac, InverseCurvature, Network, Solves, ekfac_records, sketch_records
+from giveaway.network import Depths, InverseCurvature, Network, Solves, sketch_records
 from giveaway.records import ScoreTable
 from giveaway.storage.checkpoint import NO_CHECKPOINT, FolderCheckpoint
 from tests.conftest import refused
@@ -53,7 +53,7 @@ def audit_depths(
     **options,
 ) -> ScoreTable:
     """The audit of a network's depths, with the options of all its objects in one call."""
-    kind = {"sketch": Sketch, "exact": Solves, "ekfac": Ekfac}[method]
+    kind = {"sketch": Sketch, "exact": Solves}[method]
     own = {name: options.pop(name) for name in OF_METHOD & options.keys()}
     curvature = kind(**({"probes": 64, **own} if kind is Sketch else own))
     return DepthAudit(Depths(model, data, **options), scores, curvature).run(checkpoint, on_part)
@@ -116,16 +116,6 @@ def test_columns_of_all_records_are_those_of_the_sketch(kind):
     assert {"method", "steps", "passes", "seconds", "notes", "seed"} <= told.keys()
 
 
-def test_ekfac_has_two_scores():
-    case = made("cnn")
-    found = audit_depths(case[0], case[1:], loss="cross_entropy", damping=2.0, method="ekfac", depths=("head", "all"))
-    assert list(found.columns) == ["influence_head", "gls_trace_head", "influence_all", "gls_trace_all"]
-    expected = ekfac_records(network_of(case, "all"), damping=2.0)
-    np.testing.assert_array_equal(found["influence_all"], expected["influence"].numpy())
-    assert reports(found)["all"]["passes"] == expected.report["passes"]
-    assert not found.attributes
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_depth_head_is_the_audit_of_the_head(loss):
     model, x, y = made("mlp", n=30)
@@ -146,9 +136,8 @@ def test_depth_head_is_the_audit_of_the_head(loss):
     [
         ({"method": "sketch", "probes": 64}, (16, 128)),
         ({"method": "exact", "rows": range(40)}, (64, 160)),
-        ({"method": "ekfac"}, (1, 2)),
     ],
-    ids=["sketch", "exact", "ekfac"],
+    ids=["sketch", "exact"],
 )
 def test_a_killed_run_goes_on_to_the_same_columns(options, first):
     case = made("mlp", n=60)
@@ -252,7 +241,6 @@ WRONG = [
     ({"scores": ["newtn"]}, "scores: expected a known name, got 'newtn'; did you mean newton?"),
     ({"scores": ["fused"]}, "scores: expected a known name, got 'fused'"),
     ({"scores": []}, "scores: expected at least one score, got none"),
-    ({"scores": "newton", "method": "ekfac"}, "scores: expected influence or gls_trace beside Ekfac(), got newton"),
     ({"curvature": "fisher", "method": "exact"}, "curvature: expected a known name, got 'fisher'"),
     ({"rows": [99], "method": "exact"}, "rows: expected record numbers from 0 to 17, got others"),
     ({"probes": 5}, "probes: expected an even number of at least 4, got 5"),
@@ -275,7 +263,7 @@ def test_words_of_mistakes(options, words):
         ({"kernel": "rbf"}, "kernel: expected a head beside it, got a network; leave kernel out"),
         (
             {"curvature": Dense()},
-            "curvature: expected Sketch(), or Solves() or Ekfac() of ga.network, for a network, got",
+            "curvature: expected Sketch(), or Solves() of ga.network, for a network, got",
         ),
         (
             {"curvature": Sketch(precision="float64")},

@@ -10,8 +10,7 @@ from torch import nn
 
 from giveaway.checks import InputError
 from giveaway.network import GaussNewton, Hessian, Jacobian, Network
-from giveaway.network.jacobian import ColumnByColumn, DoubleBackward, ForwardMode
-from giveaway.network.layers import ByLayers
+from giveaway.network.jacobian import ColumnByColumn, Formed, ForwardMode
 from tests.network.cases import DEPTHS, KINDS, M, dense, made, network_of, targets_for
 
 LOSSES = ("cross_entropy", "squared", "binary_cross_entropy")
@@ -36,7 +35,7 @@ def test_gauss_newton(kind, depth, loss):
     assert (product.jacobian.passes, product.jacobian.column_passes) == (1, 5)
 
 
-@pytest.mark.parametrize("way", [ByLayers, ForwardMode, DoubleBackward, ColumnByColumn])
+@pytest.mark.parametrize("way", [Formed, ForwardMode, ColumnByColumn])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_gives_the_same(kind, way):
     layers = ["encoder.linear1", "encoder.norm1", "encoder.linear2", "embedding", "head"]
@@ -155,8 +154,8 @@ def cubed(function, **options) -> Network:
 @pytest.mark.parametrize(
     ("function", "way", "notes"),
     [
-        (Cube, ColumnByColumn, ["forward mode: not possible", "double backward: not possible"]),
-        (WrongForward, DoubleBackward, ["forward mode: differs from plain backward passes, so it is not used"]),
+        (Cube, ColumnByColumn, ["forward mode: not possible"]),
+        (WrongForward, ColumnByColumn, ["forward mode: differs from plain backward passes, so it is not used"]),
     ],
 )
 def test_layers_that_cannot_be_traced_fall_back_with_a_note(function, way, notes):
@@ -187,7 +186,7 @@ class Borrowed(nn.Module):
 def test_a_weight_that_is_used_behind_its_layer_s_back():
     network = seeded(Borrowed)
     v, product = columns(network.size), GaussNewton(network)
-    assert product.notes == ["layer by layer: differs from plain backward passes, so it is not used"]
+    assert product.notes == []
     exact = dense(network)
     close(product(v), exact.ggn @ v)
 

@@ -13,8 +13,7 @@ from giveaway.auditing.plan import DEFAULT, named_scores
 from giveaway.checks import check_number, fail
 from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.network import scores as of_network
-from giveaway.network.depths import Depths, Ekfac, Solves, suffix
-from giveaway.network.ekfac import ekfac_records
+from giveaway.network.depths import Depths, Solves, suffix
 from giveaway.network.gradients import row_numbers
 from giveaway.network.network import Network
 from giveaway.network.scores import NetworkScores
@@ -25,13 +24,12 @@ from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 PROBES = 64
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves
-OF_EKFAC = ("influence", "gls_trace")
 OF_SKETCH = ("probes", "tolerance", "allow_unconverged", "seed", "memory")  # what a sketch of a network takes
-METHODS = {Sketch: "sketch", Solves: "exact", Ekfac: "ekfac"}
+METHODS = {Sketch: "sketch", Solves: "exact"}
 REPORTED_AS = {"worst_residual": "residual", "most_steps_taken": "steps"}
 
 OnPart = Callable[[int, int], Any]
-Method = Sketch | Solves | Ekfac
+Method = Sketch | Solves
 
 
 class DepthAudit:
@@ -41,16 +39,10 @@ class DepthAudit:
         self, deep: Depths, scores: str | Sequence[str] = DEFAULT, curvature: Method | Dense | Auto | None = None
     ) -> None:
         self.deep, self.method = deep, _method(curvature)
-        approximate = isinstance(self.method, Ekfac)
-        usual = OF_EKFAC if approximate else of_network.USUAL
-        names = [n for name in named_scores(scores) for n in (usual if name == DEFAULT else (name,))]
+        names = [n for name in named_scores(scores) for n in (of_network.USUAL if name == DEFAULT else (name,))]
         self.names = of_network.score_names(names, deep.first.loss)
-        if approximate and (missing := [name for name in self.names if name not in OF_EKFAC]):
-            expected = f"{' or '.join(OF_EKFAC)} beside Ekfac()"
-            raise fail("scores", expected, missing[0], "leave it out, or take Sketch()")
-        if not isinstance(self.method, Ekfac):
-            least = torch.finfo(deep.first.dtype).eps
-            check_number("tolerance", self.method.tolerance, minimum=least, remedy="1e-3 suits most scores")
+        least = torch.finfo(deep.first.dtype).eps
+        check_number("tolerance", self.method.tolerance, minimum=least, remedy="1e-3 suits most scores")
         self.rows = row_numbers(deep.first, self.method.rows if isinstance(self.method, Solves) else None)
 
     @property
@@ -58,8 +50,7 @@ class DepthAudit:
         """How many right sides each depth has, as far as is known beforehand."""
         if isinstance(self.method, Sketch):
             return self.method.probes
-        exact = isinstance(self.method, Solves)
-        return len(self.rows) * of_network.right_sides_of_a_record(self.deep.first, self.names) if exact else 0
+        return len(self.rows) * of_network.right_sides_of_a_record(self.deep.first, self.names)
 
     def run(self, checkpoint: Checkpoint = NO_CHECKPOINT, on_part: OnPart = lambda done, total: None) -> ScoreTable:
         """Score every depth, or load it; `on_part` is told the right sides solved, and all as far as known."""
@@ -98,33 +89,29 @@ class DepthAudit:
         if (columns := checkpoint.load(place)) is not None:
             capped, residual, report = (columns.pop(name) for name in ("capped", "residual", "report"))
             return NetworkScores(self.rows, columns, capped, residual, json.loads(bytes(report.tolist())))
-        began, method, solves = time.perf_counter(), self.method, None
-        if isinstance(method, Ekfac):
-            scored = ekfac_records(network, damping=self.deep.damping)
+        began, method = time.perf_counter(), self.method
+        exact = method if isinstance(method, Solves) else Solves()
+        inverse = InverseCurvature(
+            network,
+            damping=self.deep.damping,
+            rank=rank_for(self.solves),
+            tolerance=method.tolerance,
+            allow_unconverged=method.allow_unconverged,
+            curvature=exact.curvature,
+            most_steps=exact.most_steps,
+        )
+        solves = of_network.CheckpointedSolves(inverse, checkpoint, place, on_solved)
+        options: Any = {"scores": self.names, "solves": solves}
+        if isinstance(method, Sketch):
+            options |= {"probes": method.probes, "seed": method.seed, "at_once": PROBES_AT_ONCE}
+            scored = of_network.sketch_records(inverse, **options)
         else:
-            exact = method if isinstance(method, Solves) else Solves()
-            inverse = InverseCurvature(
-                network,
-                damping=self.deep.damping,
-                rank=rank_for(self.solves),
-                tolerance=method.tolerance,
-                allow_unconverged=method.allow_unconverged,
-                curvature=exact.curvature,
-                most_steps=exact.most_steps,
-            )
-            solves = of_network.CheckpointedSolves(inverse, checkpoint, place, on_solved)
-            options: Any = {"scores": self.names, "solves": solves}
-            if isinstance(method, Sketch):
-                options |= {"probes": method.probes, "seed": method.seed, "at_once": PROBES_AT_ONCE}
-                scored = of_network.sketch_records(inverse, **options)
-            else:
-                scored = of_network.score_records(inverse, self.rows, at_once=of_network.AT_ONCE, **options)
+            scored = of_network.score_records(inverse, self.rows, at_once=of_network.AT_ONCE, **options)
         scored.report.update(method=METHODS[type(method)], seconds=round(time.perf_counter() - began, 3))
         written = torch.frombuffer(bytearray(json.dumps(scored.report).encode()), dtype=torch.uint8)
         finished = {**scored.columns, "capped": scored.capped, "residual": scored.residual, "report": written}
         checkpoint.save(place, finished)
-        if solves is not None:
-            solves.drop()
+        solves.drop()
         return scored
 
 
@@ -141,8 +128,8 @@ def with_depths(table: ScoreTable, deep: ScoreTable) -> ScoreTable:
 def _method(curvature: Method | Dense | Auto | None) -> Method:
     if curvature is None or curvature == Auto():
         return Sketch(probes=PROBES)
-    if not isinstance(curvature, Sketch | Solves | Ekfac):
-        expected = "Sketch(), or Solves() or Ekfac() of ga.network, for a network"
+    if not isinstance(curvature, Sketch | Solves):
+        expected = "Sketch(), or Solves() of ga.network, for a network"
         raise fail("curvature", expected, repr(curvature), "leave it out for a sketch of 64 probes")
     if isinstance(curvature, Sketch):
         of_network.check_probes(curvature.probes)

@@ -21,7 +21,7 @@ from giveaway.evaluation.exposed_share import FEWEST, predict_exposure
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import HERE, Execution, Processes
-from giveaway.network.depths import Depths, Ekfac, Solves
+from giveaway.network.depths import Depths, Solves
 from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.records.reasons import OwnTerms
@@ -47,7 +47,7 @@ def audit(
     trace: LossTrace | None = None,
     scores: str | Sequence[str] = DEFAULT,
     optimum: str = "assumed",
-    curvature: Dense | Sketch | Auto | Solves | Ekfac = Auto(),  # noqa: B008 (frozen)
+    curvature: Dense | Sketch | Auto | Solves = Auto(),  # noqa: B008 (frozen)
     kernel: Process | KernelGiven | None = None,
     progress: bool | None = None,
     execution: Execution = HERE,
@@ -64,8 +64,8 @@ def audit(
         record out has in common with training on, for a head that was stopped early (needs its weights); "refit" brings
         the head to its optimum first.
     curvature : `Dense()` inverts the head's curvature exactly, `Sketch()` estimates what it says of every record from
-        random probes, `Auto()` is dense where that fits the memory. A network takes `Sketch()`, or `Solves()` and
-        `Ekfac()` of `ga.network`.
+        random probes, `Auto()` is dense where that fits the memory. A network takes `Sketch()`, or `Solves()` of
+        `ga.network`.
     kernel : of the Gaussian process of the lood_* scores: a kernel, its name, or `ga.gp.Process(kernel, noise)`; by
         default an NNGP of images on the sphere, or an RBF of standardized columns, with noise 0.05.
     progress : show a progress bar on stderr, or lines where that is no terminal; by default in a terminal and in a

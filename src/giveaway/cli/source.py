@@ -27,7 +27,7 @@ from giveaway.extract.torch_model import load_weights
 from giveaway.extract.user_files import call_factory, load_estimator, records_from
 from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
-from giveaway.network.depths import CURVATURES, Depths, Ekfac, Solves, checked_depths
+from giveaway.network.depths import CURVATURES, Depths, Solves, checked_depths
 from giveaway.records import Head, LossTrace
 from giveaway.storage.arrays import read_npy
 from giveaway.storage.files import read_toml
@@ -192,7 +192,7 @@ def _depth_method(options: Options) -> Method:
         raise fail("depth_probes", f"an even number from 4 to {MOST_PROBES:,}", str(probes), "64 suits a ranking")
     if method == "sketch":
         return Sketch(probes=probes, seed=options.get("seed", 0), **solves)
-    return Ekfac() if method == "ekfac" else Solves(curvature=curvature, **solves)
+    return Solves(curvature=curvature, **solves)
 
 
 def _spelled(name: str, options: Options) -> str:

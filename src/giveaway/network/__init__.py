@@ -1,8 +1,7 @@
 """Scores through any part of a network: Jacobian and curvature products, solves, sketches of all records, TracIn."""
 
 # ruff: noqa: F401 (the names are for others)
-from giveaway.network.depths import Depths, Ekfac, Solves
-from giveaway.network.ekfac import ekfac_records
+from giveaway.network.depths import Depths, Solves
 from giveaway.network.gradients import RecordDerivatives, gradient_norm, tracin
 from giveaway.network.jacobian import Jacobian
 from giveaway.network.network import Network

@@ -37,11 +37,6 @@ class Solves:
         check_positive("tolerance", self.tolerance, remedy="1e-3 suits most scores")
 
 
-@dataclass(frozen=True)
-class Ekfac:
-    """Score all records by Kronecker factors, without a solve: approximate; it gives influence and gls_trace."""
-
-
 class Depths:
     """A model and its training records, to be audited through more than the last layer.
 

@@ -5,12 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.func import grad, jacrev, vmap
 
 from giveaway.checks import check_number, fail
 from giveaway.curvature.losses import unit_vectors
-from giveaway.extract.batches import RecordBatch
-from giveaway.network.jacobian import CHECKED, ColumnByColumn, doubt
+from giveaway.network.jacobian import CHECKED, ColumnByColumn, doubt, of_each_record
 from giveaway.network.network import Network, Values, near
 
 Rows = slice | torch.Tensor | None
@@ -41,20 +39,7 @@ class RecordDerivatives:
             yield numbers, each
 
     def _at_once(self, numbers: torch.Tensor, *, jacobians: bool) -> torch.Tensor:
-        network, parameters = self.network, self.network.parameters.values
-
-        def one(values: Values, arguments: tuple[torch.Tensor, ...], keywords: Values, target: torch.Tensor) -> Any:
-            named = {name: value.unsqueeze(0) for name, value in keywords.items()}
-            alone = RecordBatch(tuple(value.unsqueeze(0) for value in arguments), named, target.unsqueeze(0))
-            function = network.function(alone)
-            if jacobians:
-                return jacrev(lambda inner: function(inner)[0])(values)
-            return grad(lambda inner: network.loss.value(function(inner), alone.targets)[0])(values)
-
-        batch = network.records.take(numbers)
-        parts = vmap(one, in_dims=(None, 0, 0, 0))(parameters, batch.arguments, batch.keywords, batch.targets)
-        shape = (len(numbers), network.m) if jacobians else (len(numbers),)
-        return torch.cat([parts[name].reshape(*shape, -1) for name in parameters], -1)
+        return of_each_record(self.network, self.network.records.take(numbers), jacobians=jacobians)
 
     def _one_by_one(self, numbers: torch.Tensor, *, jacobians: bool) -> torch.Tensor:
         """Plain backward passes of each record beside another one: some models drop a batch dimension of one."""

@@ -1,21 +1,21 @@
 """The Jacobian J of the outputs in the chosen parameters: products for one batch in several ways, and passes over all
 records in pieces that fit in memory."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.func import jvp, vjp, vmap
+from torch.func import grad, jacrev, jvp, vjp, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from giveaway.checks import InputError, fail
 from giveaway.extract.batches import RecordBatch
-from giveaway.network.layers import LEAST_ROWS, ByLayers, FormedJacobian, FormingPlan
 from giveaway.network.network import Network, Values, near
 
 CHECKED = 3  # records of the check
 TOGETHER = 32  # columns for which the number of records at once is chosen
-MANY = 128  # columns, forth and back, for which layers' matrices are considered
+LEAST_FORMED = 8  # records whose J must fit together, so that a pass is not all overhead
+COLUMN = 3  # about the operations of a column, over those of the outputs alone
 
 
 class Linearization(Protocol):
@@ -45,12 +45,20 @@ class ForwardMode:
         return vmap(lambda u: self._backward(u)[0])(cotangents)
 
 
-class DoubleBackward(ForwardMode):
-    """J v as the backward pass of the backward pass, which is linear in its cotangent; vmapped over columns."""
+class Formed:
+    """J itself, (b·m, P): few numbers where weights are shared by many positions, or most of the network is fixed."""
+
+    def __init__(self, network: Network, batch: RecordBatch) -> None:
+        self._parameters = network.parameters
+        with torch.no_grad():
+            self.outputs = network.function(batch)(network.parameters.values)
+        self._matrix = of_each_record(network, batch, jacobians=True).flatten(0, 1).detach()
 
     def forward(self, tangents: Values) -> torch.Tensor:
-        twice = vjp(lambda u: self._backward(u)[0], torch.zeros_like(self.outputs))[1]
-        return vmap(lambda tangent: twice(tangent)[0])(tangents)
+        return (self._parameters.join(tangents) @ self._matrix.T).unflatten(1, self.outputs.shape)
+
+    def backward(self, cotangents: torch.Tensor) -> Values:
+        return self._parameters.split(cotangents.flatten(1) @ self._matrix)
 
 
 class ColumnByColumn:
@@ -83,11 +91,24 @@ class ColumnByColumn:
         return dict(zip(self.values, found, strict=True))
 
 
-WAYS: dict[str, Way] = {
-    "forward mode": ForwardMode,
-    "double backward": DoubleBackward,
-    "column by column": ColumnByColumn,
-}
+WAYS: dict[str, Way] = {"forward mode": ForwardMode, "column by column": ColumnByColumn}
+
+
+def of_each_record(network: Network, batch: RecordBatch, *, jacobians: bool) -> torch.Tensor:
+    """Return ∇_θ ℓ_i (b, P), or with `jacobians` J_i (b, m, P), by vmap over records."""
+
+    def one(values: Values, arguments: tuple[torch.Tensor, ...], keywords: Values, target: torch.Tensor) -> Any:
+        named = {name: value.unsqueeze(0) for name, value in keywords.items()}
+        alone = RecordBatch(tuple(value.unsqueeze(0) for value in arguments), named, target.unsqueeze(0))
+        function = network.function(alone)
+        if jacobians:
+            return jacrev(lambda inner: function(inner)[0])(values)
+        return grad(lambda inner: network.loss.value(function(inner), alone.targets)[0])(values)
+
+    parameters = network.parameters.values
+    parts = vmap(one, in_dims=(None, 0, 0, 0))(parameters, batch.arguments, batch.keywords, batch.targets)
+    shape = (batch.rows, network.m) if jacobians else (batch.rows,)
+    return torch.cat([parts[name].reshape(*shape, -1) for name in parameters], -1)
 
 
 def doubt(network: Network, agrees: Callable[[RecordBatch], bool], truth: str) -> str | None:
@@ -103,20 +124,33 @@ def doubt(network: Network, agrees: Callable[[RecordBatch], bool], truth: str) -
         return f"not possible for this model ({type(error).__name__})"
 
 
-def method_of(network: Network, ways: Mapping[str, Way] = WAYS) -> tuple[Way, list[str]]:
+def method_of(network: Network) -> tuple[Way, list[str]]:
     """The first of the ways that works for this network, and a note for each that did not."""
     notes: list[str] = []
-    for name, way in ways.items():
-
-        def agrees(batch: RecordBatch, way: Way = way) -> bool:
-            return _agrees(network, way(network, batch), ColumnByColumn(network, batch))
-
-        reason = doubt(network, agrees, "plain backward passes")
+    for name, way in WAYS.items():
+        reason = _doubt_of(network, way)
         if reason is None:
             return way, notes
         notes.append(f"{name}: {reason}")
     remedy = "choose parameters behind the layer that cannot, as parameters='head'"
     raise fail("model", "layers that can be differentiated forwards, or twice backwards", "; ".join(notes), remedy)
+
+
+def _doubt_of(network: Network, way: Way) -> str | None:
+    def agrees(batch: RecordBatch) -> bool:
+        return _agrees(network, way(network, batch), ColumnByColumn(network, batch))
+
+    return doubt(network, agrees, "plain backward passes")
+
+
+def forming_pays(network: Network) -> bool:
+    """Whether products with J itself take fewer operations than passes through the model, and J fits for some records
+    at a time."""
+    batch = network.records.take(slice(0, 1))
+    with network.evaluating(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network.function(batch)(network.parameters.values)
+    fits = network.work.rows_of_gradients(network.m) >= min(LEAST_FORMED, network.n)
+    return fits and 2 * network.m * network.size <= COLUMN * counter.get_total_flops()
 
 
 def random_columns(network: Network, *shape: int) -> torch.Tensor:
@@ -155,42 +189,32 @@ class Jacobian:
     `column_passes` the same times columns."""
 
     def __init__(self, network: Network, way: Way | None = None) -> None:
-        self.network = network
+        self.network, work = network, network.work
         self.passes, self.column_passes = 0, 0
-        # with few outputs, m backward passes a batch and m derivatives a layer output cost less than they save
-        ways = {"layer by layer": ByLayers, **WAYS} if network.m <= 2 * TOGETHER else WAYS
-        self.way, notes = (way, []) if way is not None else method_of(network, ways)
-        # that layers do not suffice costs time, not trust
-        self.notes = [note for note in notes if not note.startswith("layer by layer: not possible")]
-        self.plan: FormingPlan | None = None
-        self._linearizations: dict[int, Linearization] | None = None
-        work = network.work
-        self.rows = work.rows(work.columns(TOGETHER) + (network.m if self.way is ByLayers else 0))
-        if self.way is ByLayers:
-            self._plan_layers()
-        self._narrow = self.way
-        if way is None and self.way is ByLayers and self._linearizations is None:
-            with suppress(InputError):  # then layers are the only way
-                self._narrow, _ = method_of(network)
+        self.way, self.notes = (way, []) if way is not None else method_of(network)
+        self.rows = work.rows(work.columns(TOGETHER))
+        self.formed: dict[int, Linearization] | None = None  # what is held of J itself; None where it is not formed
+        if way is None and forming_pays(network):
+            reason = _doubt_of(network, Formed)
+            if reason is None:
+                self.formed, self.rows = {}, work.rows_of_gradients(network.m)
+            elif reason.startswith("differs"):  # that it is not possible costs time, not trust
+                self.notes.append(f"formed: {reason}")
+        self._holds = network.n * network.m * network.size * work.bytes <= work.memory // 4
 
-    def pieces(self, columns: int, directions: int = 1) -> Iterator[Piece]:
-        """Read all records once, for products with this many columns, forth or back or both."""
+    def pieces(self, columns: int) -> Iterator[Piece]:
+        """Read all records once, for products with this many columns."""
         self.passes += 1
         self.column_passes += columns
-        way, formed, held = self._way(columns), self._formed(columns, directions), self._linearizations
+        held = self.formed if self._forms(columns) else None
+        way = self.way if held is None else Formed
         with self.network.evaluating():
             for rows, batch in self.network.records.batches(self.rows):
-                layers = None if held is None else held.get(rows.start)
-                layers = way(self.network, batch) if layers is None else layers
-                if held is not None:
-                    held[rows.start] = layers
-                if not formed:
-                    yield Piece(rows, batch, layers)
-                    continue
-                assert isinstance(layers, ByLayers)
-                matrices = FormedJacobian(layers, formed)
-                yield Piece(rows, batch, matrices)
-                matrices.release()  # who is handed the next piece may still hold this one
+                jacobian = None if held is None else held.get(rows.start)
+                jacobian = way(self.network, batch) if jacobian is None else jacobian
+                if held is not None and self._holds:
+                    held[rows.start] = jacobian
+                yield Piece(rows, batch, jacobian)
 
     def push(self, right: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
         """Piece by piece J V (s, b, m) for V (P, s)."""
@@ -209,9 +233,9 @@ class Jacobian:
     def curved(self, right: torch.Tensor) -> torch.Tensor:
         """Σ_j J_jᵀ W_j J_j V (P, s) for V (P, s): the Gauss–Newton product."""
         columns, loss = right.shape[1], self.network.loss
-        total, width = self._zeros(columns), self._width(columns, directions=2)
+        total, width = self._zeros(columns), self._width(columns)
         parts = self._split(right.T, width)
-        for piece in self.pieces(columns, directions=2):
+        for piece in self.pieces(columns):
             for at, part in zip(total.split(width), parts, strict=True):
                 u = piece.jacobian.forward(part)
                 self._add(at, piece, loss.curve(piece.outputs, piece.batch.targets, u))
@@ -230,33 +254,10 @@ class Jacobian:
     def _zeros(self, columns: int) -> torch.Tensor:
         return torch.zeros(columns, self.network.size, dtype=self.network.dtype, device=self.network.device)
 
-    def _way(self, columns: int) -> Way:
-        # layers cost m backward passes: too many for a few columns, unless they are held
-        return self._narrow if columns <= self.network.m else self.way
+    def _forms(self, columns: int) -> bool:
+        # J costs m backward passes: too many for a few columns, unless it is held
+        return self.formed is not None and (self._holds or columns > self.network.m)
 
-    def _formed(self, columns: int, directions: int) -> set[str]:
-        if self.plan is None or self._way(columns) is not ByLayers:
-            return set()
-        parts = -(-columns // self.network.work.vectors(6))
-        return self.plan.names(directions * columns, 1 + directions * parts)
-
-    def _width(self, columns: int, directions: int = 1) -> int:
+    def _width(self, columns: int) -> int:
         work, asked = self.network.work, max(columns, 1)
-        if self.plan is None:
-            return work.columns(asked)
-        formed = self._formed(columns, directions)
-        return work.columns(asked, self.rows, self.plan.in_passing(formed) if formed else None)
-
-    def _plan_layers(self) -> None:
-        """Plan which layers' matrices are formed, and whether layers are held: in a quarter of the memory."""
-        network, work = self.network, self.network.work
-        least, few = min(LEAST_ROWS, network.n), network.records.take(slice(0, min(CHECKED, network.n)))
-        with network.evaluating():
-            one = ByLayers(network, network.records.take(slice(0, 1)))
-            plan = FormingPlan.of(
-                ByLayers(network, few), MANY, lambda numbers: work.rows_of_matrices(network.m, numbers) >= least
-            )
-        if plan.able:
-            self.plan, self.rows = plan, work.rows_of_matrices(network.m, plan.numbers)
-        if sum(tap.numbers for tap in one.taps) * network.n * work.bytes <= work.memory // 4:
-            self._linearizations = {}
+        return min(asked, work.vectors(6)) if self._forms(columns) else work.columns(asked)

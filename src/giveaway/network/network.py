@@ -113,21 +113,15 @@ class Work:
         """How many times `each` vectors of parameters fit into the memory, at least once."""
         return max(1, self.memory // (each * self.size * self.bytes))
 
-    def columns(self, asked: int, rows: int = LEAST_ROWS, numbers: int | None = None) -> int:
-        """Columns at once, of `asked`: three vectors of parameters each, twice, and `rows` records with `numbers` each,
-        by default its activations."""
-        by_records = self.cached // (min(rows, self.n) * (numbers or self.activations) * self.bytes)
+    def columns(self, asked: int) -> int:
+        """Columns at once, of `asked`: three vectors of parameters each, twice, and the activations of LEAST_ROWS
+        records."""
+        by_records = self.cached // (min(LEAST_ROWS, self.n) * self.activations * self.bytes)
         return min(asked, self.vectors(6), max(by_records, 1))
 
     def rows(self, columns: int) -> int:
         """Records at once for this many columns."""
         return max(1, min(MOST_ROWS, self.n, self.cached // (columns * self.activations * self.bytes)))
-
-    def rows_of_matrices(self, outputs: int, numbers: int) -> int:
-        """Records at once where each needs the derivatives of `outputs` in all activations, and `numbers` more."""
-        # the derivatives are twice there while they are laid out, and once while the rest is formed
-        each = (1 + outputs) * self.activations + max(outputs * self.activations, numbers)
-        return max(1, min(MOST_ROWS, self.n, self.memory // (2 * each * self.bytes)))
 
     def rows_of_gradients(self, outputs: int = 1) -> int:
         """Records at once where each needs `outputs` vectors of parameters of its own."""

@@ -74,7 +74,7 @@ VIEWS = {
     "out_of_bag": "trees that never saw it",
     "head": "the model itself",
 }
-CURVATURE = {"hessian": "the exact Hessian", "ekfac": "Kronecker factors, an approximation"}
+CURVATURE = {"hessian": "the exact Hessian"}
 SOLVES_STOPPED = " and, as solves stopped early, by an unknown amount: at best the order of the records is meaningful"
 STATED_FROM = 1 / 3  # of the random error: from there the bound on the solver's error is stated
 LAYERS = {"head": "the last linear layer", "all": "all layers", "last:1": "the last layer"}
