@@ -12,6 +12,7 @@ from giveaway.auditing.depths import DepthAudit
 from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.plan import DEFAULT, Plan, plan
 from giveaway.auditing.scoring import score
+from giveaway.auditing.texts import audit_texts
 from giveaway.checks import InputError, fail
 from giveaway.curvature.choice import Auto, Curvature, Dense, Sketch, compute, expected_passes
 from giveaway.curvature.dense import DenseCurvature
@@ -26,6 +27,7 @@ from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.records.reasons import OwnTerms
 from giveaway.records.row_digests import RowDigests
+from giveaway.records.texts import Texts
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fusion import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT
@@ -42,7 +44,7 @@ Columns = dict[str, np.ndarray]
 
 
 def audit(
-    head: Head | Depths,
+    head: Head | Depths | Texts,
     *,
     trace: LossTrace | None = None,
     scores: str | Sequence[str] = DEFAULT,
@@ -78,11 +80,16 @@ def audit(
     >>> int(ga.audit(head).top(1, by="leverage").ids[0])
     3
     """
-    if isinstance(head, Depths):
-        refused = {"optimum": optimum != "assumed", "kernel": kernel is not None, "trace": trace is not None}
+    if not isinstance(head, Head):
+        other = "texts" if isinstance(head, Texts) else "a network"
+        refused = {"optimum": optimum != "assumed", "kernel": kernel is not None}
+        refused |= {"curvature": curvature != Auto()} if isinstance(head, Texts) else {"trace": trace is not None}
         for name, given in refused.items():
             if given:
-                raise fail(name, "a head beside it", "a network", f"leave {name} out, or audit the head too")
+                raise fail(name, "a head beside it", other, f"leave {name} out, or audit the head too")
+    if isinstance(head, Texts):
+        return audit_texts(head, scores, trace)
+    if isinstance(head, Depths):
         deep = DepthAudit(head, scores, curvature)
         with parts_of(enabled=progress, work="depths", unit="solve") as on_part:
             return deep.run(execution.checkpoint, on_part)

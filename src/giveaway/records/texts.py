@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from giveaway.checks import check_names, check_whole, fail
 
@@ -84,6 +85,11 @@ class Texts:
     def document(self) -> np.ndarray:
         """The document of each token (T,)."""
         return np.repeat(np.arange(self.n), self.lengths)
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """What a trace knows the documents by, beside their ids: how many tokens each has."""
+        return torch.from_numpy(self.lengths.astype(np.float64))
 
     def by_person(self) -> Texts:
         """Return one text a person, in the order of np.unique(groups): all of that person's documents."""

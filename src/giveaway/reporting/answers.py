@@ -117,7 +117,9 @@ def _rows(table: ScoreTable, shared: bool) -> str:
 
 def _audited(table: ScoreTable, shared: bool) -> Answer:
     meta = table.meta
-    kind = {None: "A model", "squared": "A regression model"}.get(meta.loss, "A classifier")
+    kind = {None: "A model", "squared": "A regression model", "tokens": "A language model"}.get(
+        meta.loss, "A classifier"
+    )
     kind += f" ({shown_text(meta.model, 60)})" if meta.model else ""
     said = [f"{kind}, trained on {_rows(table, shared)}."]
     said = [f"{shown_text(meta.title, 120)}.", *said] if meta.title else said
@@ -126,8 +128,10 @@ def _audited(table: ScoreTable, shared: bool) -> Answer:
 
 
 def _attacker(table: ScoreTable, access: str) -> Answer:
-    target = "true value" if table.meta.loss == "squared" else "label"
-    short = f"Someone who already holds a record, with its {target}, and has {access_words(table, access)}."
+    held = {"squared": "a record, with its true value,", "tokens": "a text"}.get(
+        table.meta.loss or "", "a record, with its label,"
+    )
+    short = f"Someone who already holds {held} and has {access_words(table, access)}."
     rest = (
         "They could find out whether that record was used in training, which does harm where being in the data says "
         "something about a person. A record is called exposed if an attack is right about this more than 70 % of the "

@@ -73,6 +73,12 @@ def left_out(views: TextViews) -> np.ndarray:
     return views.texts.means(views.texts.log_likelihood - views.left_out)
 
 
+def trace(views: TextViews) -> np.ndarray:
+    """The mean over epochs of √loss, as training saw the text."""
+    assert views.roots is not None
+    return views.roots
+
+
 def _mean_of_largest(texts: Texts, values: np.ndarray) -> np.ndarray:
     """Return the mean of each text's largest values, a fifth of them and at least one."""
     order = np.lexsort((-values, texts.document))

@@ -1,0 +1,72 @@
+"""Audit a language model: the texts that it was trained on in, a ScoreTable out."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from giveaway.checks import check_choice, fail
+from giveaway.records import LossTrace, ScoreTable
+from giveaway.records.meta import Meta
+from giveaway.records.texts import Texts
+from giveaway.scores import texts as of_texts
+from giveaway.scores.fusion import normal_scores
+from giveaway.scores.texts import TextViews
+from giveaway.views.ngrams import predicted_by_others
+from giveaway.views.trace import TraceView
+
+Score = Callable[[TextViews], np.ndarray]
+NEEDS: dict[str, tuple[Score, ...]] = {
+    "nothing": (of_texts.loss, of_texts.min_k, of_texts.min_k_plus, of_texts.left_out),
+    "contents": (of_texts.zlib_ratio,),
+    "base": (of_texts.base_gap, of_texts.error_gap),
+    "trace": (of_texts.trace,),
+}
+REMEDY = {
+    "contents": "give from_causal_lm the texts or their tokenizer",
+    "base": "give from_causal_lm the model before fine-tuning, base=",
+    "trace": "pass trace= to audit",
+}
+
+
+def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | None) -> ScoreTable:
+    """Rank every text (or person, where the texts have groups) by its exposure."""
+    began = time.perf_counter()
+    unit = "record" if texts.groups is None else "person"
+    there = {"nothing": True, "contents": texts.contents is not None, "base": texts.base is not None}
+    there["trace"] = trace is not None
+    known = {score.__name__: (need, score) for need, some in NEEDS.items() for score in some}
+    default = [*(name for name, (need, _) in known.items() if there[need]), "fused"]
+    names: list[str] = []
+    for name in [scores] if isinstance(scores, str) else scores:
+        check_choice("scores", name, ("default", "fused", *known))
+        need = known[name][0] if name in known else "nothing"
+        if not there[need]:
+            raise fail("scores", f"{need} beside a score that needs it", f"{name} alone", REMEDY[need])
+        names += default if name == "default" else [name]
+    view = None
+    if trace is not None:
+        view = TraceView(trace, texts, -texts.means(texts.log_likelihood), unit)
+    rows = texts.by_person()
+    others = predicted_by_others(rows)
+    views = TextViews(rows, others.log_likelihood, None if view is None else view.roots)
+    columns = {name: score(views) for name, (need, score) in known.items() if there[need]}
+    voices = ["left_out", *(["trace"] if view is not None else [])]
+    columns["fused"] = np.sum([normal_scores(columns[name]) for name in voices], axis=0)
+    meta: dict[str, Any] = {
+        "unit": unit,
+        "rows": rows.n,
+        "records": texts.n,
+        "outputs": texts.vocabulary,
+        "loss": "tokens",
+        "model": texts.model,
+        "optimum": None,
+        "fusion": {"weights": dict.fromkeys(voices, 1.0)},
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    if view is not None:
+        meta["trace"] = view.report(np.argsort(-columns["fused"], kind="stable"))
+    attributes = {"tokens": rows.lengths, "shared": rows.means((others.context >= 2).astype(np.float64)).round(3)}
+    wanted = {name: columns[name] for name in dict.fromkeys(names)}
+    return ScoreTable(wanted, rows.ids, Meta.from_json(meta), attributes)

@@ -1,0 +1,83 @@
+"""Audits of texts: which columns there are, what fused is made of, people, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import norm, rankdata
+
+import giveaway as ga
+from giveaway.records import ScoreTable
+from giveaway.scores import texts as scores
+from giveaway.scores.texts import TextViews
+from giveaway.views.ngrams import predicted_by_others
+from tests.conftest import refused
+from tests.scores.test_texts import texts_of
+
+TEXTS = texts_of(np.random.default_rng(0).integers(2, 30, 40), vocabulary=9)
+
+
+def trace_of(texts, seed=1):
+    """Losses of four epochs that go with the model's own."""
+    losses = -texts.means(texts.log_likelihood) * np.random.default_rng(seed).uniform(0.8, 1.2, (4, texts.n))
+    return ga.LossTrace.from_losses(losses, targets=texts.targets)
+
+
+def normal(values):
+    return norm.ppf((rankdata(values) - 0.5) / len(values))
+
+
+def test_columns_are_the_scores_and_fused_adds_the_views():
+    trace = trace_of(TEXTS)
+    table = ga.audit(TEXTS, trace=trace)
+    views = TextViews(TEXTS, predicted_by_others(TEXTS).log_likelihood)
+    for name in ("loss", "min_k", "min_k_plus", "zlib_ratio", "base_gap", "error_gap", "left_out"):
+        np.testing.assert_allclose(table[name], getattr(scores, name)(views), rtol=1e-12)
+    roots = np.sqrt(trace.losses.astype(float)).mean(0)
+    np.testing.assert_allclose(table["trace"], roots, rtol=1e-12)
+    np.testing.assert_allclose(table["fused"], normal(table["left_out"]) + normal(roots), rtol=1e-9)
+    assert table.meta.fusion.weights == {"left_out": 1.0, "trace": 1.0}
+    assert table.ranking() == "fused"
+    np.testing.assert_array_equal(table["tokens"], TEXTS.lengths)
+
+
+def test_what_was_not_given_is_not_among_the_columns():
+    table = ga.audit(replace(TEXTS, base=None, contents=None))
+    assert table.columns == ("loss", "min_k", "min_k_plus", "left_out", "fused")
+    np.testing.assert_allclose(table["fused"], normal(table["left_out"]))
+    assert ga.audit(TEXTS, scores=("min_k", "fused")).columns == ("min_k", "fused")
+
+
+def test_people_are_ranked_by_all_of_their_documents():
+    groups = np.repeat(np.arange(10), 4)
+    people = replace(TEXTS, groups=groups)
+    table = ga.audit(people, trace=trace_of(TEXTS))
+    whole = ga.audit(people.by_person())
+    assert table.meta.unit == "person"
+    assert len(table) == 10
+    np.testing.assert_allclose(table["left_out"], whole["left_out"])
+    alone = ga.audit(TEXTS, trace=trace_of(TEXTS))
+    np.testing.assert_allclose(table["trace"], alone["trace"].reshape(10, 4).sum(1))
+
+
+def test_a_table_of_texts_is_saved_reported_and_loaded(tmp_path):
+    ga.report(ga.audit(TEXTS, trace=trace_of(TEXTS)), tmp_path / "audit")
+    page = (tmp_path / "audit" / "report.html").read_text()
+    assert "A language model" in page
+    assert "A classifier" not in page
+    assert ScoreTable.load(tmp_path / "audit").meta.fusion.weights == {"left_out": 1.0, "trace": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scores": "trace"}, "scores: expected trace beside a score that needs it, got trace alone; pass trace="),
+        ({"scores": "newtn"}, "scores"),
+        ({"trace": trace_of(texts_of([3, 5, 9]))}, "trace: expected losses of the head's 40 records, got losses of 3"),
+        ({"optimum": "refit"}, "optimum: expected a head beside it, got texts"),
+        ({"curvature": ga.Dense()}, "curvature: expected a head beside it, got texts"),
+    ],
+)
+def test_what_texts_have_not_is_refused(options, words):
+    refused(words, ga.audit, TEXTS, **options)
+    refused("scores: expected base beside a score", ga.audit, replace(TEXTS, base=None), scores="base_gap")
