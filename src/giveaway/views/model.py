@@ -10,6 +10,7 @@ from giveaway.checks import ROWS_PER_CHECK
 from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows
+from giveaway.records.texts import Texts
 
 
 class Said(NamedTuple):
@@ -81,7 +82,7 @@ def centred(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.amax(0) > x.amin(0), x - x.mean(0), 0.0)
 
 
-def summed_by_person(values: np.ndarray, head: Head, unit: str) -> np.ndarray:
+def summed_by_person(values: np.ndarray, head: Head | Texts, unit: str) -> np.ndarray:
     """Return values of records as they are, or summed over each person's in the order of np.unique(groups)."""
     if unit == "record":
         return values

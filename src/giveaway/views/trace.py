@@ -14,6 +14,7 @@ from giveaway.checks import ROWS_PER_CHECK, fail
 from giveaway.records import Head
 from giveaway.records.loss_trace import LossTrace
 from giveaway.records.row_digests import identity_of
+from giveaway.records.texts import Texts
 from giveaway.scores.fusion import normal_scores
 from giveaway.views.model import summed_by_person
 
@@ -27,7 +28,7 @@ class TraceView:
     """What a trace says of a head's rows, summed over a person's records: `roots`, the mean of √loss over the epochs in
     which a record came up, and `iqr`, q75 − q25 of its losses; the median of the others for one that never did."""
 
-    def __init__(self, trace: LossTrace, head: Head, losses: np.ndarray, unit: str = "record") -> None:
+    def __init__(self, trace: LossTrace, head: Head | Texts, losses: np.ndarray, unit: str = "record") -> None:
         """`losses` (n,) are those of the finished model."""
         self._trace, self._head, self._unit = trace, head, unit
         self._losses = trace.losses
@@ -123,7 +124,7 @@ def _quantile(ordered: np.ndarray, last: np.ndarray, share: float) -> np.ndarray
     return below + (place - low) * (above - below)
 
 
-def check_trace(trace: LossTrace, head: Head) -> None:
+def check_trace(trace: LossTrace, head: Head | Texts) -> None:
     """Refuse a trace of another number of records, or with other digests of ids or targets, before any work."""
     if not isinstance(trace, LossTrace):
         raise fail("trace", "a LossTrace", type(trace).__name__, "read a file by ga.LossTrace(path)")
