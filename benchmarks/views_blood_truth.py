@@ -35,7 +35,7 @@ from benchmarks.recipes import RECIPES, Recipe, signals_of
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves, stored_seconds
 from giveaway.attacks.stacked import State, train_stacked
-from giveaway.extract.variants import mirrored, shifted
+from giveaway.extract.batches import mirrored, shifted
 from giveaway.records import Signals
 from giveaway.storage.files import write_atomically
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from giveaway.cli.source import source_from
 from giveaway.extract import Batches, Cached, Streamed, from_file, from_torch
+from giveaway.extract.batches import shifted
 from giveaway.extract.torch_head import from_torch_shared
-from giveaway.extract.variants import shifted
 from giveaway.linalg.processes import Processes
 from tests.conftest import refused
 from tests.extract.examples import N, Records, tried

@@ -15,13 +15,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from giveaway.checks import errors_about, fail
-from giveaway.extract.batches import USUAL, Batches
+from giveaway.extract.batches import USUAL, Batches, Variants
 from giveaway.extract.feature_cache import ROWS, FeatureCache, RowWriters, SharedCache
 from giveaway.extract.head_layer import HeadLayer, is_sampled
 from giveaway.extract.model_records import InputCollector
 from giveaway.extract.reader import ORDERED, RecordReader, RowBuffers, as_loader, places_of, why_order_is_unknown
 from giveaway.extract.torch_model import model_digest, same_random_states, untouched, unwrapped
-from giveaway.extract.variants import Variants
 from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
