@@ -16,6 +16,7 @@ from giveaway import Head
 from giveaway.checks import InputError
 from giveaway.records import FileRows, HostRows, LinearRows
 from giveaway.records import rows as row_module
+from giveaway.records.rows import placed
 from tests.conftest import refused
 from tests.records.test_head import spoilt
 
@@ -307,19 +308,19 @@ def test_moving_to_the_cpu_holds_what_is_asked(tmp_path, arrays):
     weight, bias = torch.from_numpy(arrays["weight"]), torch.from_numpy(arrays["bias"])
     head = head_of(arrays, features=lazy, outputs=LinearRows(lazy, weight, bias), sample_weight=np.ones(N))
     assert isinstance(head.to("cpu").features, FileRows)
-    held = head.to("cpu", resident=True)
-    assert torch.equal(held.features, torch.from_numpy(arrays["features"]))
-    np.testing.assert_allclose(held.outputs.numpy(), arrays["outputs"], rtol=1e-12)
-    assert not held.lazy
+    features, outputs = (placed(rows, torch.device("cpu"), float("inf")) for rows in (lazy, head.outputs))
+    assert torch.equal(features, torch.from_numpy(arrays["features"]))
+    np.testing.assert_allclose(outputs.numpy(), arrays["outputs"], rtol=1e-12)
     plain = head_of(arrays)
     assert plain.to("cpu").features is plain.features
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_moving_to_a_gpu(arrays):
+def test_moving_to_a_gpu(arrays, monkeypatch):
     head = head_of(arrays)
-    for resident, kind in ((None, torch.Tensor), (True, torch.Tensor), (False, HostRows)):
-        moved = head.to("cuda", resident=resident)
+    for free, kind in ((2**30, torch.Tensor), (0, HostRows)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, free))
+        moved = head.to("cuda")
         assert isinstance(moved.features, kind)
         window = moved.window(slice(2, 9))
         assert {window.features.device.type, window.outputs.device.type, window.targets.device.type} == {"cuda"}
@@ -330,13 +331,12 @@ def test_moving_to_a_gpu(arrays):
 def test_what_does_not_fit_is_sent_in_windows(arrays):
     # "meta" stands for a device of its own: tensors there have shapes and no contents
     head = head_of(arrays)
-    sent = head.to("meta", resident=False)
+    sent = head.to("meta")
     assert [type(rows) for rows in (sent.features, sent.outputs)] == [HostRows, HostRows]
     assert sent.features[2:5].shape == (3, D)
-    held = head.to("meta", resident=True)
-    assert [type(rows) for rows in (held.features, held.outputs)] == [torch.Tensor, torch.Tensor]
+    assert isinstance(placed(head.features, torch.device("meta"), head.features.nbytes), torch.Tensor)
     linear = LinearRows(head.features, head.weight, head.bias)
-    lazy = head_of(arrays, features=head.features, outputs=linear).to("meta", resident=False)
+    lazy = head_of(arrays, features=head.features, outputs=linear).to("meta")
     assert isinstance(lazy.outputs, LinearRows)
     assert lazy.outputs.reads(lazy.features)
 

@@ -243,8 +243,8 @@ OF_IMAGES: dict[str, tuple[Change, ...]] = {
 
 
 class Variants:
-    """Variants of the records that a model is asked about beside them, which the first batch decides on. `given` is None
-    (of images the mirror image, and the image moved by whole pixels, so that nothing is blurred), True (the same, and
+    """Variants of the records that a model is asked about beside them; the first batch decides on them. `given` is None
+    (of images the mirror image, and the image moved by whole pixels, so that nothing is blurred), True (as None, but
     other inputs are refused), False, or a dict from names to functions of what the model is called with."""
 
     def __init__(self, given: Any) -> None:

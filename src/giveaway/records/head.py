@@ -244,14 +244,11 @@ class Head:
             outputs = self.outputs[which]
         return Window(numbers, features, outputs, self.targets[which], weight, self.intercept)
 
-    def to(self, device: torch.device | str, *, resident: bool | None = None) -> Head:
-        """Return the same head for use on `device`, unchecked: features and outputs held there if `resident`, if None
-        as far as they fit in half of a GPU's free memory, else read window by window. All else that views ask stays
-        where it is."""
+    def to(self, device: torch.device | str) -> Head:
+        """Return the same head for use on `device`, unchecked: features and outputs are held there as far as they fit in
+        half of a GPU's free memory, else read window by window. All else that views ask stays where it is."""
         where = torch.empty(0, device=device).device
-        room = float("inf") if resident else 0.0
-        if resident is None and where.type == "cuda":
-            room = torch.cuda.mem_get_info(where)[0] / 2
+        room = torch.cuda.mem_get_info(where)[0] / 2 if where.type == "cuda" else 0.0
         features, outputs = placed(self.features, where, room), self.outputs
         if isinstance(outputs, LinearRows) and outputs.reads(self.features):
             outputs = outputs.over(features)

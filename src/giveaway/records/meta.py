@@ -53,7 +53,7 @@ class Section:
     ALWAYS: ClassVar[tuple[str, ...]] = ()  # fields that are written even where they are None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self.more:
+        if name.startswith("_") or name == "more" or name not in self.more:
             raise AttributeError(f"{type(self).__name__} has no {name}")
         return self.more[name]
 
