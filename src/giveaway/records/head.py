@@ -245,7 +245,7 @@ class Head:
         return Window(numbers, features, outputs, self.targets[which], weight, self.intercept)
 
     def to(self, device: torch.device | str) -> Head:
-        """Return the same head for use on `device`, unchecked: features and outputs are held there as far as they fit in
+        """Return the same head for use on `device`, unchecked: features and outputs held there as far as they fit in
         half of a GPU's free memory, else read window by window. All else that views ask stays where it is."""
         where = torch.empty(0, device=device).device
         room = torch.cuda.mem_get_info(where)[0] / 2 if where.type == "cuda" else 0.0

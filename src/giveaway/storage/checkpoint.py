@@ -20,7 +20,6 @@ from giveaway.storage.files import file_digest, private_folder
 from giveaway.storage.folder import MarkedFolder
 
 FOLDER = "checkpoint"
-ABOUT = "about"  # the entry that says what the tensors belong to
 EVERY = 60.0  # seconds between saves of partial work, at least
 SHARE = 20  # how many times longer than the save itself that must be
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -30,7 +29,7 @@ class Checkpoint:
     """A place for named sets of tensors; this one saves nothing."""
 
     def load(self, name: str) -> dict[str, torch.Tensor] | None:
-        """Return what was last saved under `name`, on the CPU; None where there is nothing, or nothing whole."""
+        """Return what was last saved under `name`, on the CPU, bfloat16 as float32; None where that is not whole."""
         return None
 
     def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
@@ -98,19 +97,13 @@ class FolderCheckpoint(UnfinishedWork, Checkpoint):
         if (digest := self.listed().get(file.name)) is None or file_digest(file) != digest:
             return None
         with np.load(file, allow_pickle=False) as stored:
-            kinds = json.loads(str(stored[ABOUT]))
-            tensors = {key: torch.from_numpy(stored[f"tensor.{key}"]) for key in kinds}
-        return {key: one.view(torch.bfloat16) if kinds[key] == "bfloat16" else one for key, one in tensors.items()}
+            return {key: torch.from_numpy(stored[key]) for key in stored.files}
 
     def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
         began = time.monotonic()
-        kinds = {key: str(tensor.dtype).removeprefix("torch.") for key, tensor in tensors.items()}
-        entries: dict[str, Any] = {ABOUT: np.array(json.dumps(kinds))}
-        for key, tensor in tensors.items():
-            plain = tensor.detach()
-            entries[f"tensor.{key}"] = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
+        plain = {key: tensor.detach() for key, tensor in tensors.items()}
         try:
-            self.stage(self._file(name).name, lambda stream: write_archive(stream, entries))
+            self.stage(self._file(name).name, lambda stream: write_archive(stream, plain))
             self.commit()
         except OSError as error:
             size = sum(tensor.nbytes for tensor in tensors.values()) / 1e9
