@@ -28,7 +28,6 @@ from giveaway.attacks.shadow_store import (
 from giveaway.attacks.thresholds import AttackScores, mean_over_out
 from giveaway.auditing.validate import checked_training
 from giveaway.checks import InputError, check_number, fail
-from giveaway.evaluation.exposed_share import FEWEST, predict_exposure
 from giveaway.evaluation.ranking import Interval
 from giveaway.evaluation.success import summarize
 from giveaway.findings.remedies import Remedy, remedies
@@ -60,25 +59,16 @@ class RemedyOutcome:
     """What one remedy cost and what it bought.
 
     accuracy, change : on records held out, and its difference to the training as it is; R² where values are predicted.
-    by_loss, by_shadows : the attack by the model's own losses, and by shadow models where there are any.
     before : AUC on the records that take the place of those left out, while these were there; None where all stay.
-    predicted : words for the share of exposed records that LiRA would find; predicted, not measured.
     """
 
     remedy: Remedy
     trained_on: int
     accuracy: Interval
     change: Interval
-    by_loss: AttackFigures
-    by_shadows: AttackFigures | None
+    attack: AttackFigures
     before: Interval | None
-    predicted: tuple[str, ...]
     seconds: float
-
-    @property
-    def attack(self) -> AttackFigures:
-        """The strongest attack that was tried."""
-        return self.by_shadows or self.by_loss
 
 
 @dataclass(frozen=True)
@@ -207,24 +197,15 @@ class Trials:
         )
 
     def _outcome(self, trial: Trial, signals: Signals, before: Signals) -> RemedyOutcome:
-        kept, shadows = np.flatnonzero(trial.kept), slice(1, None) if self.models else slice(1)
-        own = _attack(signals.of_models(slice(1)))
-        phi, trained = own.scores[0], own.members[0]
-        predicted: tuple[str, ...] = ()
-        if signals.labels is not None and min(trained.sum(), self.held.sum()) >= FEWEST:
-            predicted = tuple(predict_exposure(phi[trained], phi[self.held]).words)
-        earlier = None
-        if trial.remedy.drop:
-            earlier = _figures(_attack(before.of_models(shadows)), trial.top, trial.top).on_all
+        attackers = slice(1, None) if self.models else slice(1)
+        attack, earlier = (_attack(one.of_models(attackers)) for one in (signals, before))
         return RemedyOutcome(
             remedy=trial.remedy,
-            trained_on=int(trained.sum()),
+            trained_on=int(signals.members[0].sum()),
             accuracy=_mean(self._right(signals)),
             change=_mean(self._right(signals) - self._right(before)),
-            by_loss=_figures(own, kept, trial.top),
-            by_shadows=_figures(_attack(signals.of_models(shadows)), kept, trial.top) if self.models else None,
-            before=earlier,
-            predicted=predicted,
+            attack=_figures(attack, np.flatnonzero(trial.kept), trial.top),
+            before=_figures(earlier, trial.top, trial.top).on_all if trial.remedy.drop else None,
             seconds=round(stored_seconds(trial.folder, 1) or 0.0, 3),
         )
 

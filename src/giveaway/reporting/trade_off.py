@@ -61,10 +61,10 @@ def mitigation_pages(found: Mitigation) -> dict[str, str | bytes]:
     """Return the files of a mitigation, which name no record: figures for machines, the page, and its picture."""
     picture = trade_off(found)
     heads = ["remedy", "trained on", found.measure, "change", "attack on all", "on the most exposed"]
-    heads += ["found of all at 1 % false alarms", "most exposed, by the model's own losses"]
+    heads.append("found of all at 1 % false alarms")
     rows = []
     for one in found.outcomes:
-        figures = (one.attack.on_all, one.attack.on_most_exposed, one.attack.found, one.by_loss.on_most_exposed)
+        figures = (one.attack.on_all, one.attack.on_most_exposed, one.attack.found)
         cells = [one.remedy.label, f"{one.trained_on:,}", f"{one.accuracy.value:.3f}"]
         rows.append(
             [*cells, *(f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (one.change, *figures))]
