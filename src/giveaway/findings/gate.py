@@ -2,8 +2,7 @@
 
 A rule uses one of four measures that mean the same for every model: the count that `giveaway validate` measured, the
 share of records above a predicted success, the predicted share of exposed records in words, or a change beyond the
-noise of retrains of one recipe. A waiver lets a
-rule be missed; it names its owner and the last day on which it holds.
+noise of retrains of one recipe. A waiver lets a rule be missed; it names its owner and the last day on which it holds.
 """
 
 from __future__ import annotations
@@ -97,21 +96,17 @@ class Outcome:
 
     @property
     def met(self) -> bool:
-        """Whether the measured value is allowed."""
         return self.value <= self.allowed
 
     @property
     def waived(self) -> bool:
-        """Whether the rule is not met, but a waiver that has not expired covers it."""
         return not self.met and self.waiver is not None and self.today <= self.waiver.expires
 
     @property
     def state(self) -> str:
-        """'met', 'waived' or 'not met'."""
         return "met" if self.met else "waived" if self.waived else "not met"
 
     def to_text(self) -> str:
-        """The result in one line."""
         line = f"{self.state}: {self.rule.name}: {self.words}"
         if self.met or self.waiver is None:
             return line
@@ -120,7 +115,6 @@ class Outcome:
         return f"{line}; the waiver of {self.waiver.owner} expired on {self.waiver.expires}"
 
     def to_json(self) -> dict[str, Any]:
-        """The result with its numbers, its words and its waiver."""
         told: dict[str, Any] = {"name": self.rule.name, "measure": self.rule.measure}
         told |= {"value": self.value, "allowed": self.allowed, "met": self.met, "waived_by": None, "waiver": None}
         if (waiver := self.waiver) is not None:
@@ -140,12 +134,10 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Whether every rule is met without a waiver."""
         return all(outcome.met for outcome in self.outcomes)
 
     @property
     def state(self) -> str:
-        """'met', 'waived' or 'not met', of all rules together."""
         return "met" if self.met else "not met" if self.exit_code else "waived"
 
     @property
@@ -184,15 +176,7 @@ def judge(rules: Rules, folder: str | Path, today: datetime.date, table: ScoreTa
     waivers = {waiver.rule: waiver for waiver in rules.waivers}
     outcomes = []
     for rule in rules.rules:
-        place = f"rule {rule.name!r}"
-        if rule.measure == "measured_count":
-            measured = _measured_count(place, rule, table, Path(folder))
-        elif rule.measure == "predicted_success":
-            measured = _predicted_success(place, rule, table)
-        elif rule.measure == "predicted_share":
-            measured = _predicted_share(place, rule, table)
-        else:
-            measured = measure_change(place, table, Path(folder), rule.of, rule.baseline)
+        measured = MEASURES[rule.measure](f"rule {rule.name!r}", rule, table, Path(folder))
         outcomes.append(Outcome(rule, *measured, waivers.get(rule.name), today))
     return Verdict(tuple(outcomes), today, rules.digest)
 
@@ -229,7 +213,7 @@ def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> 
     return value, allowed, words, {"models": models, "confidence": sure, "power": power}
 
 
-def _predicted_success(place: str, rule: Rule, table: ScoreTable) -> Measurement:
+def _predicted_success(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
     check_column(place, table, "predicted_success")
     value = share_above(table["predicted_success"], rule.above)
     words = (
@@ -239,7 +223,7 @@ def _predicted_success(place: str, rule: Rule, table: ScoreTable) -> Measurement
     return value, rule.at_most_share, words, {"above": rule.above, "predicted_by": table.meta.predicted_by}
 
 
-def _predicted_share(place: str, rule: Rule, table: ScoreTable) -> Measurement:
+def _predicted_share(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
     predicted, order = table.meta.predicted_share, SHARE_WORDS
     if predicted is None:
         remedy = "audit classes with at least 500 records held out, or gate a measured count"
@@ -250,6 +234,14 @@ def _predicted_share(place: str, rule: Rule, table: ScoreTable) -> Measurement:
         f"{predicted.held_out} records held out, not measured)"
     )
     return float(value), float(order.index(rule.at_most_word)), words, {"words": list(predicted.words)}
+
+
+MEASURES: Mapping[str, Callable[[str, Rule, ScoreTable, Path], Measurement]] = {
+    "measured_count": _measured_count,
+    "predicted_success": _predicted_success,
+    "predicted_share": _predicted_share,
+    "change": lambda place, rule, table, folder: measure_change(place, table, folder, rule.of, rule.baseline),
+}
 
 
 def _is_line(value: Any) -> bool:
