@@ -59,7 +59,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
         "rows": rows.n,
         "records": texts.n,
         "outputs": texts.vocabulary,
-        "loss": "tokens",
+        "loss": texts.loss,
         "model": texts.model,
         "optimum": None,
         "fusion": {"weights": dict.fromkeys(voices, 1.0)},

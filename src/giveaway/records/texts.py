@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class Texts:
     ids: np.ndarray = None  # type: ignore[assignment]
     groups: np.ndarray | None = None
     model: str | None = None
+    loss: ClassVar[str] = "tokens"
 
     def __post_init__(self) -> None:
         set_field = partial(object.__setattr__, self)
