@@ -36,7 +36,7 @@ import numpy as np
 from scipy.stats import betabinom, nct, norm
 
 from benchmarks.measuring import read_options, write_parts
-from giveaway.attacks.lira import lira, lira_within, moments_by_side
+from giveaway.attacks.lira import lira, lira_within, side_moments
 from giveaway.evaluation import defensible_count, effect_sizes, success_rate
 from giveaway.evaluation.counts import EFFECT, benjamini_hochberg
 from giveaway.records import Signals
@@ -58,16 +58,14 @@ PARTS = ("shared", "discrete", "finite", "bound", *(f"grid_{models}" for models 
 
 def old_rule(models: Signals) -> np.ndarray:
     """Return what the rule before this one flagged."""
-    p_values = np.ones(models.records)
-    for rows, inside, outside in moments_by_side(models, merge_queries=True):
-        n_in, n_out = inside.count[:, 0], outside.count[:, 0]
-        freedom = np.maximum(n_in + n_out - 2, 1)
-        root = np.sqrt(n_in * n_out / (n_in + n_out))
-        pooled = np.sqrt((n_in * inside.variance[:, 0] + n_out * outside.variance[:, 0]) / freedom)
-        gap = inside.mean[:, 0] - outside.mean[:, 0]
-        testable = (np.minimum(n_in, n_out) >= 2) & (pooled > 0)
-        t = np.divide(gap * root, pooled, out=np.zeros_like(gap), where=testable)
-        p_values[rows] = np.where(testable, nct.sf(t, freedom, EFFECT * root), 1.0)
+    (n_in, n_out), mean, variance = side_moments(models)
+    freedom = np.maximum(n_in + n_out - 2, 1)
+    root = np.sqrt(n_in * n_out / (n_in + n_out))
+    pooled = np.sqrt((n_in * variance[0] + n_out * variance[1]) / freedom)
+    gap = mean[0] - mean[1]
+    testable = (np.minimum(n_in, n_out) >= 2) & (pooled > 0)
+    t = np.divide(gap * root, pooled, out=np.zeros_like(gap), where=testable)
+    p_values = np.where(testable, nct.sf(t, freedom, EFFECT * root), 1.0)
     return benjamini_hochberg(p_values, RATE, len(p_values))[0]
 
 

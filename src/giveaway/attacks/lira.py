@@ -1,8 +1,7 @@
 """LiRA, the likelihood-ratio attack (Carlini et al. 2022): is a model's φ on a record more like that of models trained
 with it, or without it? (docs/derivations.md has the variants)"""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -17,8 +16,7 @@ CENTRES = ("median", "mean")
 FLOOR = 1e-30  # added to every standard deviation, as in the reference implementation
 
 
-@dataclass(frozen=True)
-class SideMoments:
+class SideMoments(NamedTuple):
     """Number (n, 1) of the models trained with a record, or of those without it, and mean and variance (n, Q) of φ."""
 
     count: np.ndarray
@@ -84,15 +82,14 @@ def moments(phi: np.ndarray, mask: np.ndarray) -> SideMoments:
     return SideMoments(count, mean, variance)
 
 
-def moments_by_side(
-    models: Signals, *, merge_queries: bool = False
-) -> Iterator[tuple[slice, SideMoments, SideMoments]]:
-    """Yield blocks of records with the moments of φ over models trained with and without each of them."""
+def side_moments(models: Signals) -> np.ndarray:
+    """Return count, mean and variance (3, 2, n) of φ, queries averaged, over models with and without each record."""
+    found = np.empty((3, 2, models.records))
     for rows in models.blocks():
-        phi, members = models.statistic(rows), models.members[:, rows]
-        if merge_queries:
-            phi = phi.mean(axis=2, keepdims=True)
-        yield rows, moments(phi, members), moments(phi, ~members)
+        phi, members = models.statistic(rows).mean(axis=2, keepdims=True), models.members[:, rows]
+        for side, mask in enumerate((members, ~members)):
+            found[:, side, rows] = [values[:, 0] for values in moments(phi, mask)]
+    return found
 
 
 def scores_within(phi: np.ndarray, members: np.ndarray, mode: str = "online") -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import digamma, gammaln, ndtri, polygamma
 
-from giveaway.attacks.lira import moments_by_side
+from giveaway.attacks.lira import side_moments
 from giveaway.checks import fail
 from giveaway.evaluation.ranking import recall_at
 from giveaway.evaluation.success import ShadowCurve
@@ -61,8 +61,9 @@ def posterior(signals: Signals, score: ArrayLike, *, confidence: float = 0.9, se
         raise fail("signals", f"at least {LEAST_MODELS} models", f"{signals.models}", "train more of them")
     if not 0 < confidence < 1:
         raise fail("confidence", "a share between 0 and 1", f"{confidence}", "give one such as 0.9")
-    count, mean, variance = _sides(signals)
+    count, mean, variance = side_moments(signals)
     both, freedom = (count > 0).all(0), np.maximum(count - 1, 0)
+    variance = variance * count / np.maximum(freedom, 1)
     if not both.any():
         raise fail("signals", "records in some of the models and not in others", "none", "add models")
     columns = [known]
@@ -85,16 +86,6 @@ def posterior(signals: Signals, score: ArrayLike, *, confidence: float = 0.9, se
     reach = ndtri((1 + confidence) / 2) * np.sqrt(left)
     worth = _worth(effect, left, spread / unit**2, total, np.random.default_rng(seed))
     return EffectPosterior(effect, effect - reach, effect + reach, signals.models, worth, confidence)
-
-
-def _sides(signals: Signals) -> np.ndarray:
-    """Return count, mean and unbiased variance of φ (3, 2, n) over the models with and without each record."""
-    found = np.empty((3, 2, signals.records))
-    for rows, *sides in moments_by_side(signals, merge_queries=True):
-        for place, side in enumerate(sides):
-            unbiased = side.variance * side.count / np.maximum(side.count - 1, 1)
-            found[:, place, rows] = side.count[:, 0], side.mean[:, 0], unbiased[:, 0]
-    return found
 
 
 def _knots(records: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from giveaway.attacks.lira import moments_by_side
+from giveaway.attacks.lira import moments, side_moments
 from giveaway.attacks.thresholds import AttackScores
 from giveaway.checks import fail
 from giveaway.evaluation.ranking import Interval, percentile_ends, recall_at
@@ -33,7 +33,9 @@ def effect_sizes(models: Signals) -> EffectSizes:
     Where φ does not vary, an effect size has no bound and is given as 1,000, or −1,000.
     """
     columns = np.empty((5, models.records))
-    for rows, inside, outside in moments_by_side(models):
+    for rows in models.blocks():
+        phi, members = models.statistic(rows), models.members[:, rows]
+        inside, outside = moments(phi, members), moments(phi, ~members)
         pooled = np.sqrt((inside.variance + outside.variance) / 2)
         gap = inside.mean - outside.mean
         stacked = (inside.mean, outside.mean, np.sqrt(inside.variance), np.sqrt(outside.variance), _ratio(gap, pooled))
@@ -182,10 +184,6 @@ def shadow_curve(
 
 def _rankings(models: Signals) -> np.ndarray:
     """Return LiRA's order of the records (2, n), with pooled and with per-record variance."""
-    orders = np.empty((2, models.records))
-    for rows, inside, outside in moments_by_side(models, merge_queries=True):
-        known = (inside.count > 0) & (outside.count > 0)
-        gap = inside.mean - outside.mean
-        scaled = _ratio(gap, np.sqrt((inside.variance + outside.variance) / 2))
-        orders[:, rows] = np.where(known, [gap, scaled], -np.inf)[:, :, 0]
-    return orders
+    count, mean, variance = side_moments(models)
+    gap = mean[0] - mean[1]
+    return np.where((count > 0).all(axis=0), [gap, _ratio(gap, np.sqrt(variance.mean(axis=0)))], -np.inf)
