@@ -239,7 +239,7 @@ def test_of_several_outputs_only_the_nearest_are_told(kind):
     assert "nearest" in table.attributes
     assert not {"others_say", "target"} & table.attributes.keys()
     table = audit(replace(made_head("classes", groups=PEOPLE), inputs=records()))
-    assert set(table.attributes) == {"records", "residual", "newton_capped"}
+    assert set(table.attributes) == {"records", "residual", "newton_capped", "carried_by", "carries"}
 
 
 def test_the_nearest_are_looked_up_for_the_most_exposed(monkeypatch):

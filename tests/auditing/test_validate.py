@@ -14,6 +14,7 @@ from giveaway import audit, from_sklearn, validate
 from giveaway.attacks import Retraining, train_shadows
 from giveaway.evaluation import effect_sizes, recall_at
 from giveaway.records import ScoreTable, Signals
+from giveaway.text import human_seconds
 from tests.conftest import refused
 
 
@@ -128,12 +129,12 @@ def test_the_cost_of_both_sides(found):
     assert found.training_seconds == 0.25
     for seconds, words in (
         (None, "an unknown time."),
-        (0.25, "0.25 s, summed over them."),
+        (0.25, "under a second, summed over them."),
         (99.6, "100 s, summed over them."),
-        (7200.0, "120 min, summed over them."),
+        (7200.0, "2.0 hours, summed over them."),
     ):
         found = replace(found, training_seconds=seconds)
-        assert found.cost().startswith("The audit took 0.5 s and the attack ")
+        assert found.cost().startswith("The audit took under a second and the attack ")
         assert found.cost().endswith(f"training 64 models took {words}")
         assert found.cost() in found.to_markdown()
         assert found.to_json()["seconds"]["training"] == seconds
@@ -169,7 +170,7 @@ def test_one_call_trains_attacks_and_compares(tmp_path):
     assert seen == [(k, 8) for k in range(1, 9)]
     assert (found.models, found.target) == (8, ())
     assert found.training_seconds > 0
-    assert f"training 8 models took {found.training_seconds:.2g} s, summed over them." in found.to_markdown()
+    assert f"training 8 models took {human_seconds(found.training_seconds)}, summed over them." in found.to_markdown()
     again = validate(TRAINING, table, folder=tmp_path / "a", **asked)
     assert (again.training_seconds, len(seen)) == (found.training_seconds, 8)
 

@@ -29,6 +29,7 @@ from giveaway.evaluation.success import (
 )
 from giveaway.records import ScoreTable, Signals
 from giveaway.records.row_digests import RowDigests
+from giveaway.text import human_seconds
 from giveaway.views.trace import BY_CHANCE, within_classes
 
 LEAST_MODELS = 8
@@ -98,7 +99,8 @@ class Validation:
     def cost(self) -> str:
         """Say in a sentence what either side took."""
         trained = self.models + len(self.target or ())
-        audit, attack, training = map(_duration, (self.audit_seconds, self.attack_seconds, self.training_seconds))
+        seconds = (self.audit_seconds, self.attack_seconds, self.training_seconds)
+        audit, attack, training = ("an unknown time" if one is None else human_seconds(one) for one in seconds)
         summed = "" if self.training_seconds is None else ", summed over them"
         return f"The audit took {audit} and the attack {attack}; training {trained} models took {training}{summed}."
 
@@ -344,11 +346,7 @@ def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
 
 
 def _check_whose(table: ScoreTable, judged: np.ndarray, measured: EffectSizes) -> None:
-    """Refuse signals of other records, which labels alone do not tell, where digests do not prove them.
-
-    Within classes, the ranking must go with how well the models know the records, or with what training on a record
-    changes, as it does not for other records.
-    """
+    """Refuse signals that, within classes, go with the ranking neither by what the models know nor by what changes."""
     classes = _class_numbers(table)
     classes = np.zeros(len(table), dtype=np.int64) if classes is None else classes
     score, said = table[table.ranking()][judged], (measured.mean_out, measured.effect_size)
@@ -372,12 +370,6 @@ def _check_target(target: int | Sequence[int] | None, models: int) -> tuple[int,
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not np.isin(numbers, np.arange(models)).all():
         raise fail("target", f"models of the signals, 0 to {models - 1}", repr(target), "number the audited model")
     return tuple(np.unique(numbers).tolist())
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "an unknown time"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _models(worth: float) -> str:

@@ -1,8 +1,7 @@
 """The view of the bag: what those trees (or other estimators) of a bagged model say of a record that never saw it.
 
-It needs `Head.out_of_bag`, which `from_sklearn` reads from forests and bagging without training anything, and returns
-the loss of that prediction. Nothing is estimated here: those trees are a smaller model of the same kind, trained
-without the record. Where every tree saw a record this view says nothing of it.
+It needs `Head.out_of_bag`, which `from_sklearn` reads from forests and bagging, and returns the loss of that.
+Where every tree saw a record it says nothing.
 """
 
 from typing import Any

@@ -11,6 +11,7 @@ from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows
 from giveaway.records.texts import Texts
+from giveaway.scores.predicted import phi_of as phi_of_logits
 
 
 class Said(NamedTuple):
@@ -43,15 +44,9 @@ def said_of(head: Head, outputs: torch.Tensor | LazyRows | None = None, targets:
 
 def phi_of(outputs: torch.Tensor | LazyRows, classes: torch.Tensor) -> np.ndarray:
     """Return φ = log(p_y / (1 − p_y)) of each row; outputs (n, 1) are of class 1 against 0."""
-    found = []
-    for start in range(0, len(classes), ROWS_PER_CHECK):
-        f, y = (rows[start : start + ROWS_PER_CHECK].cpu() for rows in (outputs, classes))
-        f, y = f.to(torch.float64), y.long()[:, None]
-        if f.shape[1] == 1:
-            found.append(torch.where(y > 0, f, -f)[:, 0])
-        else:
-            found.append(f.gather(1, y)[:, 0] - f.scatter(1, y, -torch.inf).logsumexp(1))
-    return torch.cat(found).numpy()
+    blocks = (slice(start, start + ROWS_PER_CHECK) for start in range(0, len(classes), ROWS_PER_CHECK))
+    pairs = ((outputs[rows].to(torch.float64).cpu().numpy(), classes[rows].cpu().numpy()) for rows in blocks)
+    return np.concatenate([phi_of_logits(*pair) for pair in pairs])
 
 
 def targets_of_head(head: Head) -> torch.Tensor:

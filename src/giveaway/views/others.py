@@ -16,11 +16,11 @@ from giveaway.records import Head
 from giveaway.records.reasons import OwnTerms
 from giveaway.records.rows import LazyRows, selected_rows
 from giveaway.scores.fusion import Views
-from giveaway.scores.predicted import Prediction, calibrated_phi, phi_of, predict_from_views
+from giveaway.scores.predicted import Prediction, calibrated_phi, predict_from_views
 from giveaway.text import OnStage, quiet
 from giveaway.views.images import image_features
 from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
-from giveaway.views.model import centred, said_of, standardized, targets_of_head, value_spread
+from giveaway.views.model import centred, phi_of, said_of, standardized, targets_of_head, value_spread
 from giveaway.views.own_terms import own_terms
 from giveaway.views.tables import table_features
 from giveaway.views.text import DIMENSIONS, text_features
@@ -153,7 +153,7 @@ class OthersView:
             return None
         labels = head.targets.cpu().numpy()
         scores = (targets_of_head(head).cpu() - self._left_out.error).numpy()
-        model = phi_of(outputs[: head.n].to(torch.float64).cpu().numpy(), labels)
+        model = phi_of(outputs[: head.n], head.targets)
         return predict_from_views(model, calibrated_phi(scores, labels), exposure)
 
     @property

@@ -136,20 +136,15 @@ class TableTerms:
         """Return which records are like the row in a column, the column's name, and the condition in words: of the same
         value, or in a column of many numbers at least as far out."""
         values, name = self._column(k), self._names[k]
-        value = values[row]
-        if values.dtype.kind == "U":
-            return values == value, name, f"{name} = {shown_text(value, LETTERS)}"
-        if np.isnan(value):
+        value, text = values[row], values.dtype.kind == "U"
+        if not text and np.isnan(value):
             return np.isnan(values), name, f"no {name}"
-        if not self._several[k]:
-            return values == value, name, f"{name} = {float(value):.17g}"
-        low = value < np.nanmedian(values)
-        for digits in (4, 6, 9, 17):  # as few as leave the condition true of the same records
-            told = float(f"{value:.{digits}g}")
-            alike = values <= told if low else values >= told
-            if alike.sum() == (values <= value if low else values >= value).sum():
-                break
-        return alike, name, f"{name} {'≤' if low else '≥'} {told:.17g}"
+        sign = "=" if text or not self._several[k] else "≤" if value < np.nanmedian(values) else "≥"
+        alike = {"=": np.equal, "≤": np.less_equal, "≥": np.greater_equal}[sign](values, value)
+        told = (
+            shown_text(value, LETTERS) if text else f"{value:g}" if float(f"{value:g}") == value else repr(float(value))
+        )
+        return alike, name, f"{name} {sign} {told}"
 
 
 def _standardized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:

@@ -1,11 +1,7 @@
 """The view of the relatives: what the model says of variants of each record, such as its mirror image.
 
 It needs outputs on the variants (`Head.relatives`), which cost a forward pass each, and joins the losses on them as
-`fused` joins views. A model that was not trained on a variant knows it only as far as it generalizes, so the loss on it
-tells what the model would say without the record. Two things spoil that, and both show in the errors. A variant that
-training used is known as the record is: the members err as little on it as on themselves. And a variant that is no such
-record any more, as a mirrored digit, is known worse than records that the model never saw. A variant counts as far as
-it is neither.
+`fused` joins views. A variant that training used, or that is no such record any more, counts less (docs/views.md).
 """
 
 from functools import cached_property

@@ -51,62 +51,42 @@ def read_table(inputs: Any) -> tuple[torch.Tensor, list[tuple[torch.Tensor, int]
     """Return the columns of numbers (n, p), and for each category the level of every record, numbered by how common it
     is, with how many levels have a column. Columns are categories unless every entry reads as a number. A number that
     is missing becomes its column's mean, and a column at the end says where."""
-    if hasattr(inputs, "iloc"):
-        columns = [_frame_column(inputs.iloc[:, k]) for k in range(inputs.shape[1])]
-    else:
+    if not hasattr(inputs, "iloc"):
         array = inputs if isinstance(inputs, torch.Tensor) else np.asarray(inputs)
-        array = array.reshape(len(array), -1)
-        if isinstance(array, torch.Tensor) or array.dtype.kind not in "OUSMm":
-            numbers = as_tensor("matrix", array).cpu()
+        inputs = array.reshape(len(array), -1)
+        if isinstance(inputs, torch.Tensor) or inputs.dtype.kind not in "OUSMm":
+            numbers = as_tensor("matrix", inputs).cpu()
             if all(bool(torch.isfinite(block).all()) for block in numbers.split(ROWS_PER_CHECK)):
                 return numbers, []
-            array = numbers.to(torch.float64).numpy()
-        columns = list(array.T)
-    filled, gaps, categories = [np.empty((len(columns[0]), 0))], [], []
-    for column in columns:
-        values = _number_column(column)
-        if values is None:
-            _, inverse, counts = np.unique(column.astype(str), return_inverse=True, return_counts=True)
+            inputs = numbers.to(torch.float64).numpy()
+    filled, gaps, categories = [np.empty((len(inputs), 0))], [], []
+    for k in range(inputs.shape[1]):
+        column = column_of(inputs, k)
+        if column.dtype.kind == "U":
+            _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
             place = np.empty(len(counts), dtype=np.int32)
             place[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
             levels = min(len(counts), LEVELS) if len(counts) > 1 else 0
             categories.append((torch.from_numpy(np.minimum(place, levels)[inverse]), levels))
             continue
-        gap = np.isnan(values)
-        filled.append(np.where(gap, values[~gap].mean() if not gap.all() else 0.0, values))
+        gap = np.isnan(column)
+        filled.append(np.where(gap, column[~gap].mean() if not gap.all() else 0.0, column))
         gaps += [gap.astype(np.float64)] if gap.any() else []
     return torch.from_numpy(np.column_stack(filled + gaps)), categories
 
 
 def column_of(inputs: Any, k: int) -> np.ndarray:
-    """Return a column of a DataFrame or a matrix as it is read: float64 with NaN where missing, or names of levels."""
-    if not hasattr(inputs, "iloc"):
-        column = inputs[:, k]
-    elif str(inputs.iloc[:, k].dtype) == "category":
-        return inputs.iloc[:, k].astype(str).to_numpy().astype(str)
-    else:
-        column = _frame_column(inputs.iloc[:, k])
-    numbers = _number_column(column)
-    return column.astype(str) if numbers is None else numbers
-
-
-def _frame_column(series: Any) -> np.ndarray:
-    """Read a column of a DataFrame: declared categories as words that are no numbers, nullable numbers with NaN."""
-    if str(series.dtype) == "category":
-        return np.array([f"level {value}" for value in series], dtype=str)
-    if getattr(series.dtype, "kind", "O") in "iuf":
-        return series.to_numpy(dtype=np.float64, na_value=np.nan)
-    return np.asarray(series)
-
-
-def _number_column(column: np.ndarray) -> np.ndarray | None:
-    """Return the column in float64, NaN where missing; None for categories."""
-    if column.dtype.kind == "b":
-        return None
+    """Return a column of a DataFrame or a matrix: float64 with NaN where missing, or names of levels."""
+    column = inputs.iloc[:, k] if hasattr(inputs, "iloc") else inputs[:, k]
+    if str(column.dtype) == "category":  # as declared, even if they read as numbers
+        return np.asarray(column.astype(str), dtype=str)
+    if hasattr(column, "iloc"):
+        numeric = getattr(column.dtype, "kind", "O") in "iuf"
+        column = column.to_numpy(dtype=np.float64, na_value=np.nan) if numeric else np.asarray(column)
     if column.dtype.kind in "Mm":
         return np.where(np.isnat(column), np.nan, column.astype(np.int64))
     try:
-        numbers = column.astype(np.float64)
+        numbers = None if column.dtype.kind == "b" else column.astype(np.float64)
     except (TypeError, ValueError):
-        return None
-    return np.where(np.isfinite(numbers), numbers, np.nan)
+        numbers = None
+    return column.astype(str) if numbers is None else np.where(np.isfinite(numbers), numbers, np.nan)

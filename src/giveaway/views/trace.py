@@ -65,11 +65,7 @@ class TraceView:
         return summed_by_person(values, self._head, self._unit)
 
     def _prove(self, losses: np.ndarray) -> str:
-        """Say how it is known that these are the losses of the head's records; refuse others.
-
-        Ids prove it. Targets alone do not tell records of one class apart, so that within classes the losses of the
-        last quarter of training must also go with those of the finished model, as those of other records do not.
-        """
+        """Say how it is known whose losses these are: by ids, or because they go with the model's; refuse others."""
         head, identity = self._head, self._trace.identity
         if "ids" in identity and not np.array_equal(head.ids, np.arange(head.n)):  # row numbers name nobody
             return "ids"
