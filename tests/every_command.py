@@ -244,7 +244,7 @@ def made_world(folder: Path) -> World:
     commands["trace"] = [("trace", *network, "--checkpoints", f"{PATH}-epoch*.safetensors", "--out", "losses.trace")]
     commands["theory"] = [
         ("theory", "tradeoff", "--h", "0.1,0.5"),
-        ("theory", "gap", "--leverage", "1,5", "--error", "1", "--freedom", "50", "--draws", "100"),
+        ("theory", "gap", "--leverage", "1,5", "--error", "1", "--freedom", "50"),
         ("theory", "privacy", "--h", "0.3"),
     ]
     with working_in(folder, umask=0):

@@ -84,9 +84,13 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
     """Say how many records are exposed, in short and then more: measured, predicted in words, or not known."""
     told, predicted = counts(shared), table.meta.predicted_share
     nothing = "No attack was measured on this model, so no number of exposed records is stated."
+<<<<<<< HEAD
     if measured is None:
         if predicted is None:
             return "Not known.", f"{nothing} This is a ranking: it says where to look first, not how many are exposed."
+=======
+    if measured is None and predicted is not None:
+>>>>>>> dda409a (Types of the answers; every command runs without an option that went)
         words = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
         basis = f"what the model says of its own records with what it says of {told(predicted.held_out)} held out"
         few = " Few is not none." if "few" in predicted.words else ""
@@ -94,6 +98,8 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
             f"Predicted, not measured: {words} of the records.",
             f"{nothing} The prediction compares {basis} from training.{few}",
         )
+    if measured is None:
+        return "Not known.", f"{nothing} This is a ranking: it says where to look first, not how many are exposed."
     count, records = measured.stated["at_least_exposed"], measured.stated["records"]
     models, power = measured.stated["models"], f"{100 * count['power_at_twice_that']:.2g} %"
     said = f"{models} models trained in the same way (shadow models) were attacked; {100 * count['confidence']:.3g} % "

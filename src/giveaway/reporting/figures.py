@@ -189,7 +189,7 @@ def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -
     known = breakdown(table, "class", "class", top=share).shareable().groups
     uneven = sorted(known, key=lambda group: -abs(group.exposed - group.rows * count / n))[:MOST_CLASSES]
     groups = sorted(uneven, key=lambda group: group.ratio)  # the highest on top
-    title = f"Classes of the top {percent(share)} by {plain(table.ranking())} ({count:,} of {_rows(n)})"
+    title = f"Classes of the top {percent(share)} by {plain(table.ranking())} ({count:,} of {n:,} rows)"
     title += f", {len(groups)} of {len(known)}" if len(groups) < len(known) else ""
     figure, axes = blank(title, (7.8, 1.8 + 0.28 * len(groups)), axes)
     heights = range(len(groups))
@@ -247,7 +247,3 @@ def _not_empty(table: ScoreTable) -> ScoreTable:
     if not len(table):
         raise fail("table", "at least one row", "none", "audit some records")
     return table
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row{'' if count == 1 else 's'}"
