@@ -84,13 +84,7 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
     """Say how many records are exposed, in short and then more: measured, predicted in words, or not known."""
     told, predicted = counts(shared), table.meta.predicted_share
     nothing = "No attack was measured on this model, so no number of exposed records is stated."
-<<<<<<< HEAD
-    if measured is None:
-        if predicted is None:
-            return "Not known.", f"{nothing} This is a ranking: it says where to look first, not how many are exposed."
-=======
     if measured is None and predicted is not None:
->>>>>>> dda409a (Types of the answers; every command runs without an option that went)
         words = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
         basis = f"what the model says of its own records with what it says of {told(predicted.held_out)} held out"
         few = " Few is not none." if "few" in predicted.words else ""
