@@ -38,23 +38,15 @@ def after(*layers: nn.Module, channels: int) -> nn.Module:
     )
 
 
-IMAGE, LINE = (2, 6, 7), (2, 11)
+IMAGE = (2, 6, 7)
 CASES = {
-    "stride": (lambda: after(nn.Conv2d(2, 4, 3, stride=(2, 1), padding=1), channels=4), IMAGE),
-    "dilation": (lambda: after(nn.Conv2d(2, 4, (2, 3), dilation=(3, 2), padding=(0, 2)), channels=4), IMAGE),
     "same": (lambda: after(nn.Conv2d(2, 4, (2, 3), padding="same", dilation=(1, 2)), channels=4), IMAGE),
-    "valid": (lambda: after(nn.Conv2d(2, 4, 3, padding="valid", bias=False), channels=4), IMAGE),
-    "last": (lambda: after(nn.Conv2d(2, 4, 3, padding=1).to(memory_format=torch.channels_last), channels=4), IMAGE),
-    "line": (lambda: after(nn.Conv1d(2, 4, 4, stride=2, padding=3, dilation=2), channels=4), LINE),
-    "same line": (lambda: after(nn.Conv1d(2, 4, 4, padding="same", bias=False), channels=4), LINE),
-    "solid": (lambda: after(nn.Conv3d(2, 3, 2, padding=(1, 0, 1), stride=(1, 2, 1)), channels=3), (2, 3, 4, 3)),
+    "line": (lambda: after(nn.Conv1d(2, 4, 4, stride=2, padding=3, dilation=2), channels=4), (2, 11)),
     "groups": (lambda: after(nn.Conv2d(2, 4, 3, groups=2), channels=4), IMAGE),
-    "circular": (lambda: after(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), channels=4), IMAGE),
     "batch norm": (
         lambda: after(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 3, 2), channels=3),
         IMAGE,
     ),
-    "group norm": (lambda: after(nn.Conv2d(2, 4, 3, bias=False), nn.GroupNorm(2, 4), channels=4), IMAGE),
     "tokens": (Tokens, (2, 7, 3)),
 }
 

@@ -172,25 +172,6 @@ def test_layers_that_cannot_be_traced_fall_back_with_a_note(function, way, notes
     torch.testing.assert_close(hessian(v), exact.hessian @ v, rtol=1e-9, atol=1e-9)
 
 
-class Borrowed(nn.Module):
-    """A weight that is used outside of its own layer too, which no hook on the layer sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.head = nn.Linear(4, 4), nn.Linear(4, M)
-
-    def forward(self, x):
-        return self.head(torch.tanh(nn.functional.linear(torch.tanh(self.linear(x)), self.linear.weight)))
-
-
-def test_a_weight_that_is_used_behind_its_layer_s_back():
-    network = seeded(Borrowed)
-    v, product = columns(network.size), GaussNewton(network)
-    assert product.notes == []
-    exact = dense(network)
-    close(product(v), exact.ggn @ v)
-
-
 def test_a_layer_that_runs_twice_and_a_shared_weight():
     class Twice(nn.Module):
         def __init__(self) -> None:
