@@ -292,7 +292,7 @@ def test_neighbours_are_named_on_request_only(done, file):
         assert ("fused" in people[0], "nearest" in people[0], "nearest" in rows[0]) == (True, False, bool(more))
     out = done(*options, "records", *config(by="record", l2_sensitivity=False))
     page = Path("records", "report.html").read_text()
-    assert "nearest" not in out + Path("records", "scores.csv").read_text()
+    assert "Nearest: " not in out + Path("records", "scores.csv").read_text()
     assert ">nearest</th>" not in page
     assert ">record</th>" not in page.split('id="listing"')[1].split("</table>")[0]
     assert "attribute:nearest" not in np.load(Path("records", "scores.npz")).files

@@ -11,7 +11,7 @@ from giveaway import audit
 from giveaway.records import ScoreTable
 from giveaway.records.meta import FusionReport, Meta, TraceReport
 from giveaway.records.reasons import NOTHING, UNKNOWN, OwnTerms, why
-from tests.conftest import made_head
+from tests.conftest import made_head, refused
 
 
 def asked(scores, weights=None, *, unit="record", relatives=None, epochs=None, **attributes) -> ScoreTable:
@@ -109,6 +109,11 @@ def test_contents_are_in_no_file_that_was_not_asked_for_them(tmp_path):
     assert again.top(1, show_records=True)["why"] == ["No other record is like it in a."]
     assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
     assert "own" not in (tmp_path / "scores.csv").read_text()
+
+
+def test_clauses_that_belong_to_no_rows_are_refused():
+    refused("own_terms: expected a clause a row", OwnTerms, np.array([1, 2]), np.array(["one"]))
+    refused("own_terms: expected a clause a row", OwnTerms, np.array([1]), np.array(["one"]), np.array([2.0]))
 
 
 def test_what_was_hard_to_learn_late_or_forgotten():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from giveaway.checks import fail
 from giveaway.text import shown_text
 
 NOTHING = "Nothing stands out."
@@ -24,6 +25,11 @@ class OwnTerms:
     rows: np.ndarray
     named: np.ndarray
     shown: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        kinds = [(part.shape, part.dtype.kind) for part in (self.rows, self.named, self.shown) if part is not None]
+        if kinds != [((len(self.rows),), kind) for kind in "iUU"[: len(kinds)]]:
+            raise fail("own_terms", "a clause a row", "others", "write the audit again")
 
     def of(self, rows: np.ndarray, contents: bool) -> list[str]:
         """Return the clause of each row, "" where there is none."""
