@@ -239,6 +239,7 @@ def made_world(folder: Path) -> World:
         ("export", "people", "--to", "model-card", "--out", "people.md"),
     ]
     commands["frame"] = [(*estimator, "--config", "map=pca", "--out", "frame")]
+    commands["frame"] += [("mitigate", "frame", "--allow-pickle", "--models", "0")]
     commands["frame-shown"] = [(*estimator, "--config", "map=pca", "--show-records", "--out", "frame-shown")]
     network = ("--model", "users_network:make", "--data", "users_network:data")
     commands["trace"] = [("trace", *network, "--checkpoints", f"{PATH}-epoch*.safetensors", "--out", "losses.trace")]

@@ -80,7 +80,7 @@ def remedies(
     known, prefix = _settings(training)
     deep = tuple(training.model.get_params()) if training.is_estimator else ()
     chosen: dict[str, Sequence[Any]] = {
-        name: values for name, current in known.items() if name in KINDS and (values := usual(name, current))
+        name: own for name, current in known.items() if name in KINDS and (own := usual(name, current))
     }
     chosen["drop"] = DROP
     for name, values in (tried or {}).items():
