@@ -94,16 +94,20 @@ def make_truth(
             make, x, y, members, training, seeds=seeds, numbers=missing, models_at_once=recipe.models_at_once,
             stack=recipe.stack, device=device, on_epoch=record, on_trained=states.__setitem__,
         )  # fmt: skip
+        began = time.perf_counter()
         for number, outputs in trained:
             state = states.pop(number)
-            if number < targets and number in missing:
+            if number not in missing:
+                continue
+            if number < targets:
                 model = make().to(device)
                 model.load_state_dict(state)
                 held = audited_with(model.eval(), torch.from_numpy(x).to(device), members[number])
                 held |= {"all_outputs": outputs, "held_outputs": outputs[~members[number]]}
                 held |= {"losses_seen": np.stack(seen[number]), "losses_after": np.stack(after[number])}
                 write_atomically(target_file(to, number), partial(np.savez, **held))
-            yield TrainedModel(number, signals_of(outputs, y, "phi").astype(np.float16))
+            yield TrainedModel(number, signals_of(outputs, y, "phi").astype(np.float16), time.perf_counter() - began)
+            began = time.perf_counter()
 
     plan = plan_of_halves(len(x), models, "phi", fingerprint, SEED, labels=y)
     return collect_shadows(train_missing, plan, folder=to, on_model=on_model)

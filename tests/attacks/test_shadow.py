@@ -106,7 +106,7 @@ def test_a_train_that_raises_names_model_and_seed_and_the_others_go_on(tmp_path)
     words = str(caught.value)
     assert words.startswith(
         f"train: expected signals from all 6 models, got 2 without: model 1 (seed {seeds[1]}): "
-        f"ZeroDivisionError at line 103 of test_shadow.py; model 4 (seed {seeds[4]}): "
+        f"ZeroDivisionError at line {train.__code__.co_firstlineno + 2} of test_shadow.py; model 4 (seed {seeds[4]}): "
     )
     assert "4 finished models are kept in" in words
     assert "\n" not in words

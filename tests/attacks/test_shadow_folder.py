@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway.attacks.shadow import TrainedModel, collect_shadows
-from giveaway.attacks.shadow_store import ShadowFolder, ShadowStore, plan_of_halves, stored_seconds
+from giveaway.attacks.shadow_store import ShadowFolder, ShadowStore, stored_seconds
 from giveaway.storage.folder import LOCK
 from tests.attacks.test_shadow import RECORDS, noise_and_membership, plain_loop, run
 from tests.conftest import refused
@@ -178,24 +177,6 @@ def test_the_seconds_of_training_are_summed_and_survive_a_resume(tmp_path, optio
     assert 0.12 <= every <= 2 * took + 0.5  # two workers at most
     run(tmp_path, train=sleeping, code="1")
     assert (stored_seconds(tmp_path, 2), stored_seconds(tmp_path, 6)) == (first, every)
-
-
-def test_seconds_of_models_trained_together_go_to_the_next_that_is_stored(tmp_path):
-    plan = plan_of_halves(RECORDS, 4, "phi", {})
-
-    def train_missing(missing):
-        time.sleep(0.05)
-        yield TrainedModel(9, np.zeros(RECORDS))  # not asked for
-        for number in missing:
-            yield TrainedModel(number, np.zeros(RECORDS))
-
-    collect_shadows(train_missing, plan, folder=tmp_path, on_model=lambda *_: time.sleep(0.1))
-    lines = [line.split(",") for line in (tmp_path / "seconds.csv").read_text().splitlines()]
-    assert [int(number) for number, _ in lines] == [0, 1, 2, 3]
-    seconds = [float(value) for _, value in lines]
-    assert 0.05 <= seconds[0] < 0.1  # what is done with a model is no training
-    assert max(seconds[1:]) < 0.05
-    assert stored_seconds(tmp_path, 4) == pytest.approx(sum(seconds))
 
 
 def test_seconds_that_are_unknown_or_half_a_line_and_of_a_model_trained_twice_the_last(tmp_path):

@@ -38,11 +38,11 @@ OnModel = Callable[[int, int], Any]
 
 
 class TrainedModel(NamedTuple):
-    """The signals of a model, and the seconds of its training where it ran; or why it has none, with a traceback."""
+    """The signals of a model and the seconds of its training; or why it has none, with a traceback."""
 
     number: int
     signals: np.ndarray | None
-    seconds: float | None = None
+    seconds: float = 0.0
     reason: str = ""
     trace: str = ""
     kind: str | None = None
@@ -191,32 +191,25 @@ def collect_shadows(
 ) -> Signals:
     """Store what `train_missing(numbers)` gives, model by model, and return the signals of all models of the plan.
 
-    It yields models in any order, those that were not asked for too (they are left out). A model without seconds took
-    as long as it took to yield it. If the very first fails, no other is waited for. Without a folder nothing is kept.
+    It yields them in any order. If the very first fails, no other is waited for. Without a folder nothing is kept.
     """
     with open_store(folder, plan) as store:
         missing = sorted(set(range(plan.models)) - store.finished())
         failures: dict[int, TrainedModel] = {}
         wanted = set(missing)
-        spent, began = 0.0, time.perf_counter()
         for model in train_missing(missing) if missing else ():
-            spent += time.perf_counter() - began
-            if model.number in wanted:
-                wanted.discard(model.number)
-                reason = model.reason
-                if model.signals is not None:
-                    reason = _unusable(model.signals, plan.records + plan.population) or store.put(
-                        model.number, model.signals, spent if model.seconds is None else model.seconds
-                    )
-                spent = 0.0
-                if reason:
-                    failures[model.number] = model._replace(reason=reason)
-                    if len(missing) - len(wanted) == 1:
-                        wanted.clear()
-                        break
-                elif on_model is not None:
-                    on_model(plan.models - len(wanted) - len(failures), plan.models)
-            began = time.perf_counter()
+            wanted.remove(model.number)
+            reason = model.reason
+            if model.signals is not None:
+                unusable = _unusable(model.signals, plan.records + plan.population)
+                reason = unusable or store.put(model.number, model.signals, model.seconds)
+            if reason:
+                failures[model.number] = model._replace(reason=reason)
+                if len(missing) - len(wanted) == 1:
+                    wanted.clear()
+                    break
+            elif on_model is not None:
+                on_model(plan.models - len(wanted) - len(failures), plan.models)
         failures |= {number: TrainedModel(number, None, reason="no signals") for number in wanted}
         if not failures:
             return store.signals()
