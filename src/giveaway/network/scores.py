@@ -187,8 +187,9 @@ class _ExactRecords:
         def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
             assert block is not None
             matrices = block if rotation is None else rotation[:, 0].mT @ block @ rotation[:, 0]
-            laid_out = matrices.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
-            return MatrixBlocks(laid_out, curvature, weight, self.network.loss, whole=True, rotation=rotation)
+            _, s, m = curvature.weights.shape
+            laid_out = matrices.permute(1, 2, 0).unflatten(1, (s, m)).unflatten(0, (s, m))  # (s, m, s, m, k)
+            return MatrixBlocks(laid_out, curvature, weight, self.network.loss.each, whole=True, rotation=rotation)
 
         f, y = self.network.outputs(numbers), self.network.records.take(numbers).targets
         return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.gradients(numbers))
@@ -205,9 +206,9 @@ def _score_batch(
     blocks: Callable[[OutputCurvature, torch.Tensor, torch.Tensor | None], Blocks],
     gradients: Callable[[], Iterable[tuple[Any, torch.Tensor]]],
 ) -> ScoreBatch:
-    """k records with outputs f (k, m), as groups of one record each, in float64."""
-    weight = torch.ones(len(f), 1, dtype=torch.float64, device=f.device)
-    f, y = f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1)
+    """k records with outputs f (k, m), as groups of one record each, or of a text's tokens, in float64."""
+    f, y, weight = loss.grouped(f.double(), y.double() if y.is_floating_point() else y)
+    loss = loss.each
 
     def norms() -> torch.Tensor:
         return torch.cat([torch.linalg.vector_norm(part, dim=1).double() for _, part in gradients()])
@@ -288,7 +289,7 @@ class _Sketch:
         columns, errors = [], []
         with torch.no_grad():
             for piece, u in self.inverse.jacobian.push(self.z):
-                u = u.double().permute(1, 2, 0).unsqueeze(1)  # (b, 1, m, q)
+                u = u.double().permute(1, 2, 0).unflatten(1, (-1, self.network.loss.each.m))  # (b, s, m, q)
                 whole, first, second = (
                     self._batch(piece, u, probes) for probes in (slice(0, 2 * half), slice(0, half), slice(half, None))
                 )
@@ -303,9 +304,10 @@ class _Sketch:
         loss = self.network.loss
 
         def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
-            own = signs(self.seed, piece.numbers, loss.m, slice(0, self.probes), dtype=u.dtype).unsqueeze(1)
+            own = signs(self.seed, piece.numbers, loss.m, slice(0, self.probes), dtype=u.dtype)
+            own = own.unflatten(1, u.shape[1:3])
             own, some = own[..., probes], u[..., probes] * (self.probes / u[..., probes].shape[-1]) ** 0.5
-            return FactoredBlocks(some, own, curvature, weight, loss, whole=True, rotation=rotation)
+            return FactoredBlocks(some, own, curvature, weight, loss.each, whole=True, rotation=rotation)
 
         return _score_batch(
             loss, piece.outputs, piece.batch.targets, blocks, lambda: self.derivatives.gradients(piece.rows)
