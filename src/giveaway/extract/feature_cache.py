@@ -49,8 +49,7 @@ class FeatureCache(MarkedFolder):
         whole = all(file_digest(self.path / name) == digest for name, digest in listed.items())
         return self.read() if listed and whole else None
 
-    def check_made_of(self, expected: dict[str, Any]) -> None:
-        stored = self.facts() or {}
+    def check_made_of(self, stored: dict[str, Any], expected: dict[str, Any]) -> None:
         names = ("model_sha256", "rows") if stored.get("rows") != expected["rows"] else ("model_sha256", "rows_sha256")
         options, then = expected["options"], stored.get("options", {})
         if options.get("layer") == stored.get("layer"):  # named now, found by itself then

@@ -307,7 +307,7 @@ def _through_cache(run: _Run, others: RecordReader | None, store: FeatureCache) 
         facts |= {"layer": layer.name, "proof": reader.proof}
         store.complete(facts, arrays | {"ids": prints.ids, "weight": weight, "bias": bias})
     else:
-        store.check_made_of(facts)
+        store.check_made_of(known, facts)
         layer.choose(known["layer"])
         reader.proof = known.get("proof")
     names = (*ROWS, "ids", *(PREFIX + name for name in relatives), *(HELD_OUT if others is not None else ()))
