@@ -1,7 +1,7 @@
 """LiRA, the likelihood-ratio attack (Carlini et al. 2022): is a model's φ on a record more like that of models trained
 with it, or without it? (docs/derivations.md has the variants)"""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -16,7 +16,8 @@ CENTRES = ("median", "mean")
 FLOOR = 1e-30  # added to every standard deviation, as in the reference implementation
 
 
-class SideMoments(NamedTuple):
+@dataclass(frozen=True)
+class SideMoments:
     """Number (n, 1) of the models trained with a record, or of those without it, and mean and variance (n, Q) of φ."""
 
     count: np.ndarray
@@ -88,7 +89,8 @@ def side_moments(models: Signals) -> np.ndarray:
     for rows in models.blocks():
         phi, members = models.statistic(rows).mean(axis=2, keepdims=True), models.members[:, rows]
         for side, mask in enumerate((members, ~members)):
-            found[:, side, rows] = [values[:, 0] for values in moments(phi, mask)]
+            of_side = moments(phi, mask)
+            found[:, side, rows] = of_side.count[:, 0], of_side.mean[:, 0], of_side.variance[:, 0]
     return found
 
 
