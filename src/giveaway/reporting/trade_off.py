@@ -27,13 +27,15 @@ def trade_off(found: Mitigation, *, axes: Axes | None = None) -> Figure:
     start = found.outcomes[0]
     kinds: dict[str, list[Any]] = {}
     for outcome in found.outcomes[1:]:
-        kinds.setdefault(outcome.remedy.kind, [start]).append(outcome)
+        kinds.setdefault(outcome.remedy.kind, []).append(outcome)
     looks = [*zip(COLOURS, MARKERS, strict=False), (GREY, MARKERS[-1])]
     for number, ((kind, outcomes), (colour, marker)) in enumerate(zip(kinds.items(), looks, strict=False)):
-        points = [(outcome.accuracy.value, outcome.attack.on_most_exposed.value) for outcome in outcomes]
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, alpha=0.5)
-        for outcome in outcomes[1:]:
-            _mark(axes, outcome, colour, marker, label=kind if outcome is outcomes[1] else None)
+        for setting in dict.fromkeys(tuple(outcome.remedy.settings) for outcome in outcomes):
+            joined = [start, *(one for one in outcomes if tuple(one.remedy.settings) == setting)]
+            points = [(one.accuracy.value, one.attack.on_most_exposed.value) for one in joined]
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, alpha=0.5)
+        for outcome in outcomes:
+            _mark(axes, outcome, colour, marker, label=kind if outcome is outcomes[0] else None)
             words = plain(outcome.remedy.label.removesuffix(" most exposed")) if outcome.remedy.label != kind else ""
             place = (outcome.accuracy.value, outcome.attack.on_most_exposed.value)
             style: Any = {"fontsize": 8, "color": colour, "va": "bottom" if number % 2 else "top"}
