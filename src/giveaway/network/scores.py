@@ -52,14 +52,9 @@ class CheckpointedSolves:
         name: str = "solves",
         on_solved: Callable[[int, int], Any] = lambda done, expected: None,
     ) -> None:
-        self.inverse, self._parts, self._prefix, self._on_solved = (
-            inverse,
-            CheckpointedParts(checkpoint),
-            name,
-            on_solved,
-        )
+        self.inverse, self._parts, self._prefix = inverse, CheckpointedParts(checkpoint), name
         self._names: list[str] = []
-        self.expected = 0
+        self._on_solved, self.expected = on_solved, 0
 
     def part(self, name: str, compute: Callable[[], Tensors]) -> Tensors:
         """Compute a part, or load what an earlier run saved of it; its cost is counted either way."""
