@@ -111,7 +111,7 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
         values["found_exposed"] = np.where(measured.flagged[rows], "yes", told)
         more["expected_effect"] = measured.expected[rows]
     values["why"] = np.array(why(table, rows, nearest=False, contents=True), dtype=object)
-    more |= {name: known[name][rows] for name in sorted(known) if name not in values}  # a stored table has another order
+    more |= {name: known[name][rows] for name in sorted(known) if name not in values}  # a stored table has others
     meanings = {**MEANINGS}
     for depth in table.meta.depths or ():
         through = f"; through {layers_of(depth)} of the network"
