@@ -233,7 +233,7 @@ def test_inputs_of_every_kind(done, file, kind, view, suffix):
     assert [row["nearest"] for row in rows] == expected["nearest"].tolist()
     assert SECRET in rows[0]["nearest"]
     assert (stored()["view"]["view"], stored()["no_view"]) == (view, None)
-    assert ">nearest</th>" in Path("result", "report.html").read_text()
+    assert " · nearest " in Path("result", "report.html").read_text()
 
 
 def test_without_inputs_the_note_says_what_is_missing(done, file):
@@ -293,7 +293,7 @@ def test_neighbours_are_named_on_request_only(done, file):
     out = done(*options, "records", *config(by="record", l2_sensitivity=False))
     page = Path("records", "report.html").read_text()
     assert "Nearest: " not in out + Path("records", "scores.csv").read_text()
-    assert ">nearest</th>" not in page
+    assert "nearest " not in page.split('id="listing"')[1].split("</table>")[0]
     assert ">record</th>" not in page.split('id="listing"')[1].split("</table>")[0]
     assert "attribute:nearest" not in np.load(Path("records", "scores.npz")).files
 
@@ -481,7 +481,7 @@ def test_usage_of_the_command_itself(giveaway, done, folder):
     assert (code, err) == (0, "")
     assert all(command in out for command in ("audit", "demo", "purge", "report"))
     assert not [line for text in (out, done("theory", "--help")) for line in text.splitlines()[1:] if "..." in line]
-    assert giveaway("--version")[:2] == (0, "giveaway, version 0.1.0\n")
+    assert giveaway("--version")[:2] == (0, "giveaway, version 0.2.0\n")
     done("audit", "--help")
     code, out, err = giveaway()
     assert (code, out) == (2, "")
