@@ -63,7 +63,7 @@ def test_privacy_of_a_curve_is_an_estimate_and_of_counts_a_lower_bound(told):
 
 
 @pytest.mark.parametrize("kind", ["png", "pdf", pytest.param("svg", marks=pytest.mark.slow)])
-def test_figures(done, tmp_path, kind):
+def test_figures(done, drawn, tmp_path, kind):
     for words in (("tradeoff", "--h", "0.5"), ("gap", "--leverage", "1", "--error", "1", "--freedom", "9")):
         path = tmp_path / f"{words[0]}.{kind}"
         out = done("theory", *words, "--figure", path)

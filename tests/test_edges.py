@@ -187,7 +187,6 @@ def test_json_that_is_not_ours(tmp_path, text):
         {"l2": [1.0]},
         {"depths": []},
         {"depths": {"all": 3}},
-        {"options": {"scores": "newton"}},
         {"fusion": {"weights": {"head": None}}},
         {"title": {}},
         {"rows": True},

@@ -1,6 +1,7 @@
 """Scores of texts against loops over documents and tokens."""
 
 import zlib
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -106,5 +107,5 @@ def test_a_person_is_scored_as_all_of_their_documents(name):
     ],
 )
 def test_texts_that_do_not_fit_are_refused(field, value, words):
-    fields = {name: getattr(texts_of([3, 5]), name) for name in Texts.__dataclass_fields__}
-    refused(words, Texts, **{**fields, field: value})
+    given = {one.name: getattr(texts_of([3, 5]), one.name) for one in fields(Texts)}
+    refused(words, Texts, **{**given, field: value})
