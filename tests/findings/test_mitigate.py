@@ -113,7 +113,7 @@ def test_who_is_trained_on_and_held_out(result):
     left_out = next(outcome for outcome in found.outcomes if outcome.remedy.drop == 0.05)
     assert left_out.trained_on == int((~trials.held & ~np.isin(np.arange(N), order[:25])).sum())
     assert left_out.before == left_out.attack.on_most_exposed  # planted records do not feel one another
-    words = f"Without the 5 % most exposed, the attack tells the next 100 with {left_out.before.value:.2f}"
+    words = f"Without the 5 % most exposed, the attack on the next 100 has an AUC of {left_out.before.value:.2f}"
     assert any(statement.startswith(words) for statement in found.statements())
 
 

@@ -102,7 +102,7 @@ class Mitigation:
         for one in self.outcomes:
             if one.before is not None:
                 said.append(
-                    f"{one.remedy.label.capitalize()}, the attack tells the next {self.top} with "
+                    f"{one.remedy.label.capitalize()}, the attack on the next {self.top} has an AUC of "
                     f"{one.attack.on_most_exposed.value:.2f}; it was {one.before.value:.2f} while the others were "
                     "there. Leaving records out can make others stand out."
                 )
