@@ -275,7 +275,7 @@ def test_values_stay_in_the_files(done, folder):
     y = 7_000.0 + 1_000.0 * x[:, 0] ** 2
     np.savez("values.npz", features=np.maximum(x, 0.0), outputs=y + rng.normal(size=N), targets=y, inputs=x)
     out = done("audit", "--features", "values.npz", "--out", "result")
-    assert re.search(r"The others err more about it than about 9\d % of the records", out)
+    assert re.search(r"The others predict it worse than 9\d % of the records", out)
     assert not re.search(r"predict \d", out)
     assert re.search(r"The other records predict [\d.e+]+, it is [\d.e+]+", Path("result", "report.html").read_text())
 

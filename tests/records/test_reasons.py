@@ -69,13 +69,13 @@ def test_values_that_the_others_would_not_have_guessed():
     rows = np.array([99, 97, 80])
     told = ["The other records predict 2.346, it is 5.123.", "The other records predict 0.9798, it is 0.", NOTHING]
     assert why(table, rows) == told
-    below = "The others err more about it than about {} % of the records."
+    below = "The others predict it worse than {} % of the records."
     assert why(table, rows, values=False) == [below.format(99), below.format(97), NOTHING]
     trees = asked({"out_of_bag": np.arange(100.0)}, {"out_of_bag": 1.0}, target=target, trees_say=said)
     assert why(trees, rows[:1]) == ["Without the trees that saw it, the model would say 2.346, it is 5.123."]
     silent = asked({"out_of_bag": np.arange(100.0)}, {"out_of_bag": 1.0}, target=target, trees_say=np.full(100, np.nan))
     assert why(silent, rows) == [NOTHING] * 3
-    hidden = "Trees that never saw it err more about it than about 99 % of the records."
+    hidden = "Trees that never saw it predict it worse than 99 % of the records."
     assert why(trees, rows[:1], values=False) == [hidden]
 
 

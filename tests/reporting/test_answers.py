@@ -50,7 +50,7 @@ def test_each_question_is_answered_without_a_measurement(table):
     assert said["Who could exploit it?"].short.startswith("Someone who already holds a record, with its label, and has")
     assert said["How many are exposed?"].short == "Not known."
     assert said["Whose are they?"].short == "Not known."
-    assert "--subgroups" in said["Whose are they?"].rest
+    assert "There were no groups to compare." in said["Whose are they?"].rest
     assert said["What to do?"].short == "Do not decide by this ranking alone."
     assert said["How sure is this?"].short == "This does not prove safety."
     assert said["How sure is this?"].rest.startswith("No attack was run")
@@ -66,7 +66,7 @@ def test_each_question_is_answered_after_a_measurement(table):
     assert said["What to do?"].short.startswith("Decide whether this number is acceptable")
     sure = said["How sure is this?"]
     assert sure.short == "This does not prove safety."
-    assert "The test flags 41 records; at most 5 % of the flags are expected to be wrong." in sure.rest
+    assert "the test flags 41 records, of which at most 5 % are expected to be wrong" in sure.rest
     shared = asked(table, measured(), shared=True)
     assert shared["How many are exposed?"].short == "At least 30 of about 60 records are exposed (50 %, measured)."
     none = measured()
@@ -79,17 +79,17 @@ GROUPS = [("class", "cat", 2.04, 1.5, True), ("ward", "A & E", 3.0, 2.0, True), 
 
 def test_groups_are_held_against_chance(table):
     said = asked(table, groups=GROUPS)["Whose are they?"]
-    assert said.short == "Some groups more than others."
-    assert "Among the 3 records ranked highest, compared with all records: ward “A & E” 3.0 times as com" in said.rest
-    assert "(chance: up to 2.0); class “cat” 2.0 times as common (chance: up to 1.5). 3 groups were" in said.rest
+    assert said.short == "Some groups stand out."
+    assert "Among the 3 records ranked highest (5 %), compared with all records: ward “A & E” is 3.0 times" in said.rest
+    assert "(by chance up to 2.0); class “cat” is 2.0 times as common (by chance up to 1.5). 3 groups were" in said.rest
     even = asked(table, groups=GROUPS[2:])["Whose are they?"]
     assert even.short == "No group stands out."
-    assert even.rest.startswith("None of 1 groups (ward) is more common among the 3 records ranked highest than chance")
+    assert even.rest.startswith("None of 1 groups (ward) is more common among the 3 records ranked highest (5 %) than")
     assert asked(table, groups=None)["Whose are they?"].rest.startswith("The groups could not be compared.")
     withheld = asked(table, groups=[("ward", "B", None, None, None)], shared=True)["Whose are they?"]
     assert withheld.short == "Not known."
     assert withheld.rest.startswith("Groups that are too small for a page to share are withheld.")
-    harm = "the groups that stand out would lose most"
+    harm = "the groups that stand out would lose the most records"
     assert harm in asked(table, groups=GROUPS)["What to do?"].actions[1][1]
     assert harm not in asked(table)["What to do?"].actions[1][1]
 
@@ -153,7 +153,7 @@ def test_a_predicted_share_is_said_in_words_and_as_not_measured():
     assert said.startswith("Ranking only: 60 records, ordered by")
     assert "Predicted, not measured: some (2 to 20 %) or many (over 20 %) of the records. No attack was" in said
     assert "so no number of exposed records is stated." in said
-    assert "says of 1,234 held out from training. A low rank" in said
+    assert "knows 1,234 held out from training. A low rank" in said
     assert "about 1,200 held out" in headline(replace(table, meta=meta), None, "probabilities", shared=True)
     assert list(SHARES) == list(WORDS)
 
@@ -162,14 +162,14 @@ def test_after_shadow_models_the_headline_is_a_lower_bound():
     table = audit(made_head("classes"))
     assert headline(table, measured(), "weights") == (
         "At least 37 of 60 records are exposed (62 %, measured). 64 models trained in the same way (shadow models) "
-        "were attacked; 95 % confidence. More may be exposed: of records twice as exposed as that limit, the test "
-        "finds about 83 %, and fewer of the others."
+        "were attacked; 95 % confidence. More may be exposed: the test finds about 83 % of the records with twice the "
+        "exposure that counts, and fewer with less."
     )
     few = measured()
     few.stated["at_least_exposed"] = COUNT | {"records": 0, "flagged": 0, "power_at_twice_that": 0.0013}
     said = headline(table, few, "weights")
     assert said.startswith("No number can be stated. 64 models trained in the same way")
-    assert "This does not mean that none of the 60 records is exposed: of records twice" in said
+    assert "This does not mean that none of the 60 records is exposed: the test finds about" in said
     assert "the test finds about 0.13 %" in said
     people = audit(made_head("classes", groups=np.arange(60) // 3))
     assert headline(people, measured(), "weights").endswith("more exposed than any one of them.")

@@ -122,7 +122,7 @@ def test_the_headline_is_a_ranking_never_a_count(table, whole):
     assert "A low rank is not evidence of safety" in text
     assert not re.search(r"\b\d+ (records|people)[^.]{0,20} (are|is) (exposed|vulnerable|at risk)", text)
     unit = "people" if table.meta.unit == "person" else "records"
-    assert f"The {unit} ranked highest, by newton" in text
+    assert f"The {unit} ranked highest" in text
 
 
 def test_nothing_is_called_safe():
@@ -167,7 +167,7 @@ def test_provenance_names_rank_cut_and_options(table, whole):
 def test_a_table_of_few_columns():
     for scores in (["loss"], ["leverage"], ["newton", "leverage"], ["margin", "entropy"]):
         text = render(audit(made_head("classes"), scores=scores))
-        assert f"records ranked highest, by {'newton' if 'newton' in scores else scores[0]}" in Page(text).text
+        assert f"Ranked by the score {'newton' if 'newton' in scores else scores[0]}" in Page(text).text
         assert len(rows_of(text)) == 60
     text = render(ScoreTable({"mine": [3.0, 1.0, 2.0]}, ["a", "b", "c"]), top=2)
     assert [row[1] for row in rows_of(text)] == ["a", "c"]
@@ -192,7 +192,7 @@ def test_a_row_holds_few_columns_and_tells_the_rest_on_request():
             assert told[name] == f"{table[name][row]:.4g}"
     text = Page(page).text
     for words in (
-        "records ranked highest, by fused",
+        "Ranked by the score fused, which joins all that is known of a record: the higher, the more exposed.",
         "left_out how wrongly the other records predict it",
         "others_say what the other records predict for it",
         "leverage and their like use the last linear layer only",

@@ -28,9 +28,9 @@ Y = (X[:, 0] + 0.01 * X[:, 1] > 0).astype(int)
 @pytest.mark.parametrize(
     ("model", "found"),
     [
-        (MLPClassifier((8,), max_iter=50, random_state=0), "networks on five tables), the 5 % of records ranked"),
-        (RandomForestClassifier(20, random_state=0), "forests on five tables), the 5 % of records ranked"),
-        (Ridge(), "a ridge regression on California Housing), the 5 % of records ranked highest held 17 %"),
+        (MLPClassifier((8,), max_iter=50, random_state=0), "networks on five tables), the 5 % ranked"),
+        (RandomForestClassifier(20, random_state=0), "forests on five tables), the 5 % ranked"),
+        (Ridge(), "a ridge regression on California Housing), the 5 % ranked highest held 17 %"),
         (LogisticRegression(max_iter=3), ""),
         (HistGradientBoostingClassifier(max_iter=5), ""),
     ],
@@ -65,7 +65,7 @@ def test_a_network_of_torch_is_one_by_whatever_name():
 def test_networks_on_images_have_benchmarks_of_their_own():
     images = np.random.default_rng(0).random((60, 1, 8, 8))
     table = audit(made_head("classes", inputs=images, l2=0.5))
-    words = "CIFAR-10 and BloodMNIST, without a trace), the 5 % of records ranked highest held 81 and 96 %"
+    words = "CIFAR-10 and BloodMNIST, without the losses of training), the 5 % ranked highest held 81 and 96 %"
     assert words in found_elsewhere(table)
     assumed = dict(standing(table, None, "labels"))["Assumed"]
     assert "An L2 penalty of 0.5 in summed-loss units, as it was given." in assumed

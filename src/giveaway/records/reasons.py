@@ -84,12 +84,10 @@ def _unseen(table: Any, rows: np.ndarray, values: bool, contents: bool) -> list[
     if _spoke(table, "out_of_bag"):
         lead = "without the trees that saw it, the model would"
         trees = _contradiction(table, rows, "trees_say", values, f"{lead} call it {{}}", f"{lead} say {{}}, it is {{}}")
-        trees = trees or _above(
-            table, rows, "out_of_bag", f"trees that never saw {him} err more about {him} than about"
-        )
+        trees = trees or _above(table, rows, "out_of_bag", f"trees that never saw {him} predict {him} worse than")
     lead = "the other records predict"
     others = _contradiction(table, rows, "others_say", values, f"{lead} {{}}", f"{lead} {{}}, it is {{}}")
-    others = others or _above(table, rows, "left_out", f"the others err more about {him} than about")
+    others = others or _above(table, rows, "left_out", f"the others predict {him} worse than")
     terms = [""] * len(rows) if table.own_terms is None else table.own_terms.of(rows, contents)
     told = ((one or other, term) for one, other, term in zip(trees, others or trees, terms, strict=True))
     return [": ".join(filter(None, clauses)) for clauses in told]

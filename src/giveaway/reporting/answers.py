@@ -86,7 +86,7 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
     nothing = "No attack was measured on this model, so no number of exposed records is stated."
     if measured is None and predicted is not None:
         words = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
-        basis = f"what the model says of its own records with what it says of {told(predicted.held_out)} held out"
+        basis = f"how well the model knows its own records with how well it knows {told(predicted.held_out)} held out"
         few = " Few is not none." if "few" in predicted.words else ""
         return (
             f"Predicted, not measured: {words} of the records.",
@@ -97,16 +97,16 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
     count, records = measured.stated["at_least_exposed"], measured.stated["records"]
     models, power = measured.stated["models"], f"{100 * count['power_at_twice_that']:.2g} %"
     said = f"{models} models trained in the same way (shadow models) were attacked; {100 * count['confidence']:.3g} % "
-    more = f"records twice as exposed as that limit, the test finds about {power}, and fewer of the others."
+    more = f"the test finds about {power} of the records with twice the exposure that counts, and fewer with less."
     if table.meta.by_person:
         more += " Records were counted, not people: a person with several can be more exposed than any one of them."
     if not count["records"]:
-        none = f"This does not mean that none of the {told(records)} records is exposed: of"
+        none = f"This does not mean that none of the {told(records)} records is exposed:"
         return "No number can be stated.", f"{said}confidence. {none} {more}"
     least = at_least(count["records"]) if shared else count["records"]
     share = f"{100 * least / (about(records) if shared else records):.2g} %"
     short = f"At least {least:,} of {told(records)} records are exposed ({share}, measured)."
-    return short, f"{said}confidence. More may be exposed: of {more}"
+    return short, f"{said}confidence. More may be exposed: {more}"
 
 
 def _rows(table: ScoreTable, shared: bool) -> str:
@@ -123,7 +123,7 @@ def _audited(table: ScoreTable, shared: bool) -> Answer:
     kind += f" ({shown_text(meta.model, 60)})" if meta.model else ""
     said = [f"{kind}, trained on {_rows(table, shared)}."]
     said = [f"{shown_text(meta.title, 120)}.", *said] if meta.title else said
-    ranked = f"Every {meta.unit} got a rank: 1 is the one whose use in training the model is most likely to give away."
+    ranked = f"Every {meta.unit} got a rank; rank 1 looks easiest to recognize as part of the training data."
     return Answer("What was audited?", said[0], " ".join([*said[1:], ranked]))
 
 
@@ -133,9 +133,9 @@ def _attacker(table: ScoreTable, access: str) -> Answer:
     )
     short = f"Someone who already holds {held} and has {access_words(table, access)}."
     rest = (
-        "They could find out whether that record was used in training, which does harm where being in the data says "
-        "something about a person. A record is called exposed if an attack is right about this more than 70 % of the "
-        "time; guessing is right 50 % of the time."
+        "They could find out whether that record was used in training. This is harmful where being in the data reveals "
+        "something about a person, such as an illness. A record is called exposed if an attack gets this right more "
+        "than 70 % of the time; guessing gets it right 50 % of the time."
     )
     return Answer(
         "Who could exploit it?", short, rest if access == "probabilities" else f"{rest} {ABOUT_ACCESS[access]}"
@@ -144,53 +144,54 @@ def _attacker(table: ScoreTable, access: str) -> Answer:
 
 def _whose(table: ScoreTable, groups: Groups | None, shared: bool) -> tuple[str, str]:
     told, unit = counts(shared), table.meta.rows_are
-    named = "" if shared else f" The list below names the {unit} ranked highest."
+    named = "" if shared else f" The list below shows the {unit} ranked highest."
     if groups is None:
         return "Not known.", f"The groups could not be compared.{named}"
     compared = sum(group[2] is not None for group in groups)
     withheld = " Groups that are too small for a page to share are withheld." if compared < len(groups) else ""
     if not compared:
-        why = withheld or f" No classes or subgroups are known{', or they are too small to share' if shared else ''}."
-        return "Not known.", f"{why.strip()} Name columns with --subgroups to compare groups.{named}"
-    top = f"{'' if shared else 'the '}{told(max(1, round(TOP * len(table))))} {unit} ranked highest"
+        why = withheld or f" There were no groups to compare{', or they are too small to share' if shared else ''}."
+        return "Not known.", f"{why.strip()}{named}"
+    top = f"{'' if shared else 'the '}{told(max(1, round(TOP * len(table))))} {unit} ranked highest ({100 * TOP:.3g} %)"
     uneven = sorted((group for group in groups if group[-1]), key=lambda group: -(group[2] or 0.0))
     if not uneven:
         kinds = ", ".join(shown_text(kind, 40) for kind in dict.fromkeys(group[0] for group in groups))
         rest = f"None of {compared} groups ({kinds}) is more common among {top} than chance explains."
         return "No group stands out.", f"{rest}{withheld}{named}"
     lines = [
-        f"{shown_text(kind, 40)} “{shown_text(name, 60)}” {ratio:.1f} times as common (chance: up to {high:.1f})"
+        f"{shown_text(kind, 40)} “{shown_text(name, 60)}” is {ratio:.1f} times as common (by chance up to {high:.1f})"
         for kind, name, ratio, high, _ in uneven[:MOST_GROUPS]
     ]
     more = f", and {len(uneven) - MOST_GROUPS} more" if len(uneven) > MOST_GROUPS else ""
-    rest = f"Among {top}, compared with all {unit}: {'; '.join(lines)}{more}. {compared} groups were compared, of "
-    return "Some groups more than others.", f"{rest}which one in forty stands out by chance.{withheld}{named}"
+    rest = f"Among {top}, compared with all {unit}: {'; '.join(lines)}{more}. {compared} groups were compared; "
+    return "Some groups stand out.", f"{rest}one in forty would stand out by chance alone.{withheld}{named}"
 
 
 def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bool, *, uneven: bool) -> Answer:
     """Name the actions that fit what was measured, the kind of model, and the data."""
     meta, question = table.meta, "What to do?"
-    whom = "Commands are for whoever trained the model; FOLDER is that of this audit."
+    whom = "The commands are for whoever trained the model; FOLDER is the folder of this audit."
     training = "" if is_estimator(meta) else " --train module:function"
-    harm = ", and the groups that stand out would lose most" if uneven else ""
+    harm = ", and the groups that stand out would lose the most records" if uneven else ""
     look = (
-        f"Look at the {meta.rows_are} ranked highest{', which the restricted report names' if shared else ''}.",
-        "Often they are mislabelled, rare, or in the data by mistake: correct what is wrong. Do not delete the others "
-        f"for their rank: new ones would take their place{harm}.",
+        f"Look at the {meta.rows_are} ranked highest{', which the restricted report lists' if shared else ''}.",
+        "Often they are mislabelled, rare, or in the data by mistake: correct what is wrong. Do not delete any just "
+        f"because they rank high: others would then be the most exposed{harm}.",
         "",
     )
     lower = (
-        "Give away less.",
-        f"Train with {LOWER[kind_of(meta)]}. This tries such remedies, and measures what each one costs and brings:",
+        "Change how the model is trained.",
+        f"What usually helps: {LOWER[kind_of(meta)]}. This command tries such changes, and measures what each costs in "
+        "accuracy and how much less an attack then finds:",
         f"giveaway mitigate FOLDER{training}",
     )
     if measured is None:
-        text = "Models trained in the same way are attacked, which gives a number that can be defended."
+        text = "This command trains more models in the same way and attacks them, to say how many are exposed:"
         first = ("Have it measured.", text, f"giveaway validate FOLDER{training} --models 64")
         return Answer(question, "Do not decide by this ranking alone.", whom, (first, look, lower))
     if not measured.stated["at_least_exposed"]["records"]:
         command = f"giveaway validate FOLDER{training} --models {2 * measured.stated['models']}"
-        first = ("Have it measured with more models.", "The more there are, the more the test finds.", command)
+        first = ("Have it measured with more models.", "The more there are, the more the test finds:", command)
         return Answer(question, "Do not take this for an all-clear.", whom, (first, look, lower))
     text = "A rule then refuses the next model that gives away more than you allow."
     limit = ("Set a limit.", text, "giveaway gate FOLDER RULE.toml")
@@ -206,13 +207,13 @@ def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool
         said = [
             "The number is measured, but it is a lower bound, and it is about the way of training: another model "
             "trained in this way may give away other records.",
-            f"The test flags {told(count['flagged'])} records; at most {wrong} of the flags are expected to be wrong.",
-            "A record without a flag may still be exposed.",
+            f"One by one, the test flags {told(count['flagged'])} records, of which at most {wrong} are expected to be "
+            "wrong; a record without a flag may still be exposed.",
         ]
     elif table.meta.predicted_share is not None:
         said.append(
-            "Predictions like this were right for 95 % of the models on which we measured it, on data that they were "
-            "not calibrated on."
+            "Such predictions were right for 95 % of 92 kinds of models, each on a data set that was left out when the "
+            "rule was made."
         )
     said += [*cautions(table.meta, told, MANY_COPIES), LIMITS]
     return Answer("How sure is this?", "This does not prove safety.", " ".join(filter(None, said)))
