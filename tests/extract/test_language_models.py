@@ -129,6 +129,9 @@ def test_strings_people_and_ids(plain):
         def __call__(self, text):
             return {"input_ids": [ord(letter) % VOCABULARY for letter in text]}
 
+        def decode(self, document):
+            return f"{len(document)} letters"
+
         def batch_decode(self, documents):
             return ["".join(chr(97 + token % 26) for token in document) for document in documents]
 
@@ -136,6 +139,11 @@ def test_strings_people_and_ids(plain):
     texts = from_causal_lm(plain, words, tokenizer=Letters(), ids=["a", "b", "c"], groups=["x", "y", "x"])
     assert texts.contents == words
     assert texts.by_person().contents == ["to be\nthat is\n", "or not\n"]
+    assert from_causal_lm(plain, words, tokenizer=Letters(), max_length=5).contents == [
+        "to be",
+        "5 letters",
+        "5 letters",
+    ]
     named = from_causal_lm(plain, [{"text": text, "other": 1} for text in words], tokenizer=Letters())
     same(texts, named)
     decoded = from_causal_lm(plain, ROWS, tokenizer=Letters())
@@ -153,12 +161,18 @@ def rows_with(labels):
         (["a string"], {}, "tokenizer: expected the model's tokenizer beside strings, got none"),
         ("a string", {}, "dataset: expected documents in a fixed order, got a str; pass a list"),
         (iter(ROWS), {}, "dataset: expected documents in a fixed order, got a list_iterator"),
-        (DataLoader(ROWS, shuffle=True), {}, "dataset: expected a loader that does not shuffle, got one that does"),
+        (
+            DataLoader(ROWS, shuffle=True),
+            {},
+            "a loader whose order is known, got a sampler RandomSampler",
+        ),
         (
             DataLoader(DOCUMENTS, collate_fn=lambda rows: rows),
             {},
             "dataset: expected batches that are dicts, got a list",
         ),
+        (DataLoader(ROWS, 2, drop_last=True, collate_fn=collate("right")), {}, "every row, once, got 4 of 5"),
+        (DataLoader(ROWS, sampler=[4, 3, 2, 1, 0]), {}, "got a sampler list; say shuffle=False"),
         ([{"messages": []}, {}], {}, "in row 0, got keys messages; conversations: tokenizer.apply_chat_template"),
         (rows_with(lambda one: [-100] * len(one)), {}, "a token that the loss counts, got 5 of 5 without one"),
         ([*ROWS, {"input_ids": [3]}], {}, "got 1 of 6 without one, first document 5; leave out documents of one token"),
@@ -229,8 +243,8 @@ class TestTransformers:
         torch.manual_seed(0)
         sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
         config = transformers.T5Config(vocab_size=VOCABULARY, decoder_start_token_id=0, **sizes)
-        model, rows = transformers.T5ForConditionalGeneration(config).eval(), rows_with(lambda one: one[::-1][:4])
+        model, rows = transformers.T5ForConditionalGeneration(config).eval(), rows_with(lambda one: [7, *one[::-1]][:9])
         texts = from_causal_lm(model, rows, batch_size=2)
-        assert texts.lengths.tolist() == [4, 4, 3, 4, 4]
+        assert texts.lengths.tolist() == [6, 9, 4, 9, 9]  # labels as long as the padded inputs are not padding
         expected = [own_loss(model, row["input_ids"], row["labels"]) for row in rows]
         np.testing.assert_allclose(losses(texts), expected, rtol=1e-5)

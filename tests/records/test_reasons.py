@@ -87,26 +87,24 @@ def test_trees_speak_before_the_others_and_own_terms_end_the_sentence():
     others = "The other records predict 4."
     lead = "Without the trees that saw it, the model would call it 3"
     assert why(table, np.array([0, 1, 2])) == [f"{lead}.", others, others]
-    terms = OwnTerms(np.array([2, 0]), np.array(["", "few are like it in a"]), np.array(["", "few have a = secret"]))
+    terms = OwnTerms(np.array([2, 0]), np.array(["", "few have its a"]), np.array(["", "few have a = secret"]))
     told = ScoreTable(table.scores, table.ids, table.meta, table.attributes, own_terms=terms)
-    assert why(told, np.array([0, 1])) == [f"{lead}: few are like it in a.", others]
+    assert why(told, np.array([0, 1])) == [f"{lead}: few have its a.", others]
     assert why(told, np.array([0]), contents=True) == [f"{lead}: few have a = secret."]
     withheld = ScoreTable(table.scores, table.ids, table.meta, table.attributes, own_terms=terms.withheld())
-    assert why(withheld, np.array([0]), contents=True) == [f"{lead}: few are like it in a."]
+    assert why(withheld, np.array([0]), contents=True) == [f"{lead}: few have its a."]
     text = table.attributes | {"trees_say": np.where(np.arange(100) == 0, "", "5"), "others_say": classes}
     assert why(ScoreTable(table.scores, table.ids, table.meta, text), np.array([0, 1])) == [NOTHING] * 2
 
 
 def test_contents_are_in_no_file_that_was_not_asked_for_them(tmp_path):
-    terms = OwnTerms(
-        np.array([1]), np.array(["no other record is like it in a"]), np.array(["no other has a = secret"])
-    )
+    terms = OwnTerms(np.array([1]), np.array(["no other record has its a"]), np.array(["no other has a = secret"]))
     table = ScoreTable({"fused": [1.0, 2.0]}, np.arange(2), own_terms=terms)
-    assert table.top(1)["why"] == ["No other record is like it in a."]
+    assert table.top(1)["why"] == ["No other record has its a."]
     assert table.top(1, show_records=True)["why"] == ["No other has a = secret."]
     table.save(tmp_path)
     again = ScoreTable.load(tmp_path)
-    assert again.top(1, show_records=True)["why"] == ["No other record is like it in a."]
+    assert again.top(1, show_records=True)["why"] == ["No other record has its a."]
     assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
     assert "own" not in (tmp_path / "scores.csv").read_text()
 

@@ -163,7 +163,7 @@ def test_after_shadow_models_the_headline_is_a_lower_bound():
     assert headline(table, measured(), "weights") == (
         "At least 37 of 60 records are exposed (62 %, measured). 64 models trained in the same way (shadow models) "
         "were attacked; 95 % confidence. More may be exposed: the test finds about 83 % of the records with twice the "
-        "exposure that counts, and fewer with less."
+        "exposure that counts, fewer of those with less."
     )
     few = measured()
     few.stated["at_least_exposed"] = COUNT | {"records": 0, "flagged": 0, "power_at_twice_that": 0.0013}

@@ -26,8 +26,8 @@ COUNTED = re.compile(
     r"only (\d+) of the (\d+) records with (.+) (?:is|are) called (.+)"
 )
 LIKE = re.compile(
-    r"no other record is like it in (.+)|only \d+ records are like it in (.+)|"
-    r"only \d+ of the \d+ records like it in (.+) (?:is|are) called .+"
+    r"no other record has (.+)|only \d+ records have (.+)|"
+    r"only \d+ of the \d+ records with (.+) (?:is|are) called .+"
 )
 
 
@@ -61,6 +61,12 @@ def holds(frame: pd.DataFrame, condition: str) -> np.ndarray:
     return (column <= float(value) if sign == "≤" else column >= float(value)).to_numpy()
 
 
+def hidden(condition: str) -> str:
+    """A condition without the value in it."""
+    name = re.sub("^no | [=≤≥] .*", "", condition)
+    return f"{name} as {'low' if '≤' in condition else 'high'}" if re.search("[≤≥]", condition) else f"its {name}"
+
+
 def recount(frame: pd.DataFrame, classes: np.ndarray, row: int, clause: Clause) -> None:
     """Check all that a clause says of a row."""
     alone, few, rare, called, of, odd, name = COUNTED.fullmatch(clause.shown).groups()
@@ -74,7 +80,7 @@ def recount(frame: pd.DataFrame, classes: np.ndarray, row: int, clause: Clause) 
     else:
         assert met.sum() <= max(3, round(len(frame) / 1000))
     told = next(filter(None, LIKE.fullmatch(clause.named).groups())).split(" and ")
-    assert told == [re.sub("^no | [=≤≥] .*", "", condition) for condition in (alone or rare or odd).split(" and ")]
+    assert told == [hidden(condition) for condition in (alone or rare or odd).split(" and ")]
     assert re.findall(r"(?:only|the) (\d+)", clause.named) == re.findall(r"(?:only|the) (\d+)", clause.shown)
 
 
@@ -112,7 +118,8 @@ def test_a_value_that_nobody_has_is_told_by_its_column(case, row, seed):
     if column in frame.columns[:3]:
         place = list(frame.columns).index(column)
         (clause,) = [TableTerms(matrix, np.array([row]), classes).clause(0, False)]
-        assert clause.named == f"no other record is like it in column {place}"
+        assert clause.named == "no other record has " + hidden(clause.shown.removeprefix("no other record has "))
+        assert f"column {place}" in clause.named
 
 
 def test_two_common_values_that_nobody_else_has_together():
@@ -121,7 +128,10 @@ def test_two_common_values_that_nobody_else_has_together():
     frame.loc[7, ["age", "status", "hours"]] = 21.0, "married", 40.0
     frame.loc[7, ["work", "children"]] = "private", 1
     clause = TableTerms(frame, np.array([7]), classes).clause(0, False)
-    assert set(LIKE.fullmatch(clause.named)[1].split(" and ")) == {"age", "status"}
+    assert set(LIKE.fullmatch(clause.named)[1].split(" and ")) in (
+        {"age as low", "its status"},
+        {"age as high", "its status"},
+    )
     recount(frame, classes, 7, clause)
 
 
@@ -149,7 +159,7 @@ def test_planted_records_in_the_top_decile_are_told_by_their_column_and_values_o
     table = audited(frame, classes)
     rank = table.rank()
     top = table.top(60, show_records=True)
-    hidden = dict(zip(table.top(60).ids.tolist(), table.top(60)["why"], strict=True))
+    withheld = dict(zip(table.top(60).ids.tolist(), table.top(60)["why"], strict=True))
     shown = dict(zip(top.ids.tolist(), top["why"], strict=True))
     in_decile = [row for row in planted if rank[row] <= 60]
     assert in_decile
@@ -157,11 +167,11 @@ def test_planted_records_in_the_top_decile_are_told_by_their_column_and_values_o
         column, value = planted[row]
         told = f"{column} {'≥' if column == 'age' else '='} {value if column == 'work' else f'{value:g}'}"
         assert f"o other record has {told}." in shown[row]
-        assert f"o other record is like it in {column}" in hidden[row]
+        assert f"o other record has {hidden(told)}" in withheld[row]
     for row, reason in shown.items():
         clause = re.search(r"(?:^|: )((?:[Nn]o other|[Oo]nly) .*)\.$", reason)
         if clause is not None:
-            named = re.search(r"(?:^|: )((?:[Nn]o other|[Oo]nly) .*)\.$", hidden[row])[1]
+            named = re.search(r"(?:^|: )((?:[Nn]o other|[Oo]nly) .*)\.$", withheld[row])[1]
             lower = [text[0].lower() + text[1:] for text in (named, clause[1])]
             recount(frame, classes, row, Clause(*lower))
     for show in (False, True):

@@ -151,7 +151,7 @@ def product_shape(work: Workload) -> tuple[int, int, int]:
     if work.probes is not None:
         a, b, c = ROWS, d, m * -(-work.probes // work.probe_blocks)
     else:
-        # pairs of features against the numbers of W, or features against both: linalg.pairs expands the smaller
+        # pairs of features against the numbers of W, or features against both: linalg.dense expands the smaller
         pairs = work.of_loss.pairs
         a, b, c = (d * d // 2, ROWS, pairs) if 2 * pairs > d else (d, ROWS, pairs * d)
     most = MATRIX_BYTES[torch.device(work.device).type] // 8

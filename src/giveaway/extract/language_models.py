@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from giveaway.checks import as_tensor, check_whole, fail
 from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, unwrapped
@@ -50,7 +50,7 @@ def from_causal_lm(
     ids : a unique name a document. groups : the person each document belongs to.
     """
     plain, before = unwrapped(model), None if base is None else unwrapped(base)
-    rows = TokenRows(dataset, tokenizer, batch_size, max_length, _places(plain))
+    rows = TokenRows(dataset, tokenizer, batch_size, max_length, plain)
     parts = []
     with progress_of(rows.total, enabled=progress, work="texts", unit="row") as on_rows:
         for batch in rows.batches():
@@ -85,17 +85,14 @@ class TokenRows:
     """The rows of a dataset, tokenized and padded. After `batches`, `documents` is how many there were, and `contents`
     holds the strings, where the rows are strings."""
 
-    def __init__(
-        self, dataset: Any, tokenizer: Any, batch_size: int, max_length: int | None, places: int | None
-    ) -> None:
+    def __init__(self, dataset: Any, tokenizer: Any, batch_size: int, max_length: int | None, model: nn.Module) -> None:
         remedy = "pass a list or a dataset with a length, whose order stays"
         if isinstance(dataset, str | bytes | Mapping | IterableDataset) or not hasattr(dataset, "__len__"):
             raise fail("dataset", "documents in a fixed order", f"a {type(dataset).__name__}", remedy)
-        if isinstance(dataset, DataLoader) and isinstance(dataset.sampler, RandomSampler):
-            raise fail(
-                "dataset", "a loader that does not shuffle", "one that does", "pass its dataset, or shuffle=False"
-            )
-        self._dataset, self._tokenizer, self._places = dataset, tokenizer, places
+        if isinstance(dataset, DataLoader) and (unknown := why_order_is_unknown(dataset)) is not None:
+            raise fail("dataset", "a loader whose order is known", unknown, "say shuffle=False, or pass its dataset")
+        self._dataset, self._tokenizer, self._places = dataset, tokenizer, _places(model)
+        self._encoded = is_encoder_decoder(model)
         self._size = check_whole("batch_size", batch_size, remedy="give how many rows run together")
         self._cut = None if max_length is None else check_whole("max_length", max_length, 2)
         self.total = len(dataset.dataset) if isinstance(dataset, DataLoader) else len(dataset)  # type: ignore[arg-type]
@@ -109,6 +106,9 @@ class TokenRows:
                 got = "keys " + ", ".join(map(str, given))
                 raise fail("dataset", "batches with input_ids (rows, tokens)", got, "collate the rows to tensors")
             yield self._split(batch)
+        if self._row != self.total:
+            got = f"{self._row} of {self.total}"
+            raise fail("dataset", "every row, once", got, "leave out drop_last, and pass the whole training set")
 
     def _given(self) -> Iterator[Mapping[str, Any]]:
         """Yield batches: those of a loader, or rows of a dataset, tokenized and padded on the right."""
@@ -145,7 +145,9 @@ class TokenRows:
         if "document_ids" not in tokens:  # a mask would hide from the model where documents begin
             tokens.setdefault("attention_mask", torch.ones_like(tokens["input_ids"]))
         longest = len(tokens["input_ids"])
-        if self._cut is not None:
+        if self._cut is not None and longest > self._cut:
+            if self.contents is not None:
+                self.contents[-1] = self._tokenizer.decode(tokens["input_ids"][: self._cut].tolist())
             return {name: values[: self._cut] for name, values in tokens.items()}
         if self._places is not None and longest > self._places:
             got = f"{longest} in row {number}"
@@ -158,7 +160,7 @@ class TokenRows:
         mask = batch.get("attention_mask", torch.ones_like(tokens))
         labels = batch.pop("labels", tokens)
         documents = self._documents(batch, tokens, mask)
-        if labels.shape == tokens.shape:
+        if not self._encoded:  # where the mask is of the decoder's own tokens
             labels = torch.where((mask == 0) | (documents < 0), IGNORED, labels)
         self._row += len(tokens)
         self.documents = max(self.documents, int(documents.max()) + 1)
@@ -188,7 +190,7 @@ def _padded(name: str, rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _ask(model: nn.Module, base: nn.Module | None, batch: TokenBatch) -> list[torch.Tensor]:
     """Return document, token, and what the model and its base say, of every token of a batch that the loss counts."""
-    encoded = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    encoded = is_encoder_decoder(model)
     labels, documents = batch.labels, batch.documents
     if encoded:  # the labels are the decoder's own, a row a document
         documents = documents.amax(1, keepdim=True).expand_as(labels)
@@ -249,6 +251,10 @@ def _statistics(logits: torch.Tensor, targets: torch.Tensor) -> list[torch.Tenso
             column.append(values)
     empty = torch.empty(0, device=logits.device)
     return [torch.cat(column) if column else empty for column in columns]
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def _places(model: nn.Module) -> int | None:

@@ -87,7 +87,9 @@ def _unseen(table: Any, rows: np.ndarray, values: bool, contents: bool) -> list[
         trees = trees or _above(table, rows, "out_of_bag", f"trees that never saw {him} predict {him} worse than")
     lead = "the other records predict"
     others = _contradiction(table, rows, "others_say", values, f"{lead} {{}}", f"{lead} {{}}, it is {{}}")
-    others = others or _above(table, rows, "left_out", f"the others predict {him} worse than")
+    beyond = f"the model knows {him} beyond what the other texts explain, more than"
+    worse = beyond if table.meta.loss == "tokens" else f"the others predict {him} worse than"
+    others = others or _above(table, rows, "left_out", worse)
     terms = [""] * len(rows) if table.own_terms is None else table.own_terms.of(rows, contents)
     told = ((one or other, term) for one, other, term in zip(trees, others or trees, terms, strict=True))
     return [": ".join(filter(None, clauses)) for clauses in told]

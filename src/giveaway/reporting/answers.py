@@ -97,7 +97,7 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
     count, records = measured.stated["at_least_exposed"], measured.stated["records"]
     models, power = measured.stated["models"], f"{100 * count['power_at_twice_that']:.2g} %"
     said = f"{models} models trained in the same way (shadow models) were attacked; {100 * count['confidence']:.3g} % "
-    more = f"the test finds about {power} of the records with twice the exposure that counts, and fewer with less."
+    more = f"the test finds about {power} of the records with twice the exposure that counts, fewer of those with less."
     if table.meta.by_person:
         more += " Records were counted, not people: a person with several can be more exposed than any one of them."
     if not count["records"]:
@@ -201,7 +201,9 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
 def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool) -> Answer:
     told = counts(shared)
     said = ["No attack was run: the order is an estimate from the trained model alone.", found_elsewhere(table)]
-    if measured is not None:
+    if measured is not None and not measured.stated["at_least_exposed"]["records"]:
+        said = ["The attack was run on too few models to tell how many are exposed; the order is an estimate."]
+    elif measured is not None:
         count = measured.stated["at_least_exposed"]
         wrong = f"{100 * count['false_discovery_rate']:.3g} %"
         said = [

@@ -118,6 +118,8 @@ def found_elsewhere(table: ScoreTable) -> str:
 def kind_of(meta: Meta) -> str:
     """Name the kind of the audited model: forest, boosted, linear or network; empty where that is not known."""
     model = meta.model or ""
+    if meta.loss == "tokens":
+        return "network"
     if meta.fusion is not None and "out_of_bag" in meta.fusion.weights:
         return "forest"
     if meta.optimum is None:
@@ -128,7 +130,8 @@ def kind_of(meta: Meta) -> str:
 
 def is_estimator(meta: Meta) -> bool:
     """Whether the audited model is a scikit-learn estimator, or looks like one: its clones need no code of the user."""
-    return meta.model is not None and (meta.optimum is None or meta.model in {kind.__name__ for kind in FIELDS})
+    black_box = meta.optimum is None and meta.loss != "tokens"
+    return meta.model is not None and (black_box or meta.model in {kind.__name__ for kind in FIELDS})
 
 
 def _benchmark(meta: Meta) -> str:

@@ -34,8 +34,10 @@ def predicted_by_others(texts: Texts) -> OtherTexts:
     >>> np.exp(predicted_by_others(texts).log_likelihood).round(1).tolist()
     [0.8, 0.8, 0.8, 0.1, 0.8, 0.8, 0.8, 0.1]
     """
-    floor = np.full(len(texts.tokens), 1.0 / texts.vocabulary) if texts.base is None else np.exp(texts.base)
-    chances = [floor.astype(np.float64)]
+    floor = np.full(len(texts.tokens), 1.0 / texts.vocabulary)
+    if texts.base is not None:
+        floor = np.exp(texts.base.astype(np.float64)).clip(np.finfo(np.float64).tiny)
+    chances = [floor]
     longest, often = np.zeros(len(floor), dtype=np.int64), np.zeros(len(floor), dtype=np.int64)
     first = np.zeros(len(floor), dtype=bool)
     first[texts.starts[:-1]] = True

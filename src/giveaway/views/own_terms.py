@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.feature_extraction.text import CountVectorizer
 
 from giveaway.records import Head
 from giveaway.text import shown_text
@@ -116,10 +115,10 @@ class TableTerms:
         if not rare[a, b]:
             end = f"{'is' if of_class == 1 else 'are'} called {shown_text(own, LETTERS)}"
             only = f"only {of_class} of the {count} records"
-            return Clause(f"{only} like it in {names} {end}", f"{only} with {words} {end}")
+            return Clause(f"{only} with {names} {end}", f"{only} with {words} {end}")
         if count == 1:
-            return Clause(f"no other record is like it in {names}", f"no other record has {words}")
-        return Clause(f"only {count} records are like it in {names}", f"only {count} records have {words}")
+            return Clause(f"no other record has {names}", f"no other record has {words}")
+        return Clause(f"only {count} records have {names}", f"only {count} records have {words}")
 
     def _apart(self, place: int) -> np.ndarray:
         """Split the squared distance to the nearest records of the same class over the columns, on average."""
@@ -133,18 +132,19 @@ class TableTerms:
         return squares[np.argsort(squares.sum(1), kind="stable")[:NEAREST]].mean(0)
 
     def _alike(self, k: int, row: int) -> tuple[Any, str, str]:
-        """Return which records are like the row in a column, the column's name, and the condition in words: of the same
-        value, or in a column of many numbers at least as far out."""
+        """Return which records are like the row in a column, and the condition in words, without its value and with it:
+        of the same value, or in a column of many numbers at least as far out."""
         values, name = self._column(k), self._names[k]
         value, text = values[row], values.dtype.kind == "U"
         if not text and np.isnan(value):
-            return np.isnan(values), name, f"no {name}"
+            return np.isnan(values), f"its {name}", f"no {name}"
         sign = "=" if text or not self._several[k] else "≤" if value < np.nanmedian(values) else "≥"
         alike = {"=": np.equal, "≤": np.less_equal, "≥": np.greater_equal}[sign](values, value)
         told = (
             shown_text(value, LETTERS) if text else f"{value:g}" if float(f"{value:g}") == value else repr(float(value))
         )
-        return alike, name, f"{name} {sign} {told}"
+        named = {"=": f"its {name}", "≤": f"{name} as low", "≥": f"{name} as high"}[sign]
+        return alike, named, f"{name} {sign} {told}"
 
 
 def _standardized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
@@ -166,6 +166,8 @@ def _words(texts: list[str], rows: np.ndarray, classes: np.ndarray | None, said:
     known = sorted({word for row in rows for word in WORD.findall(texts[row].lower())})
     if not known:
         return [Clause()] * len(rows)
+    from sklearn.feature_extraction.text import CountVectorizer  # slow to import, and few audits are of texts
+
     counter = CountVectorizer(vocabulary=known, token_pattern=WORD.pattern, binary=True)
     held = counter.transform(texts).tocsr()
     total = np.asarray(held.sum(0)).ravel()
