@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from giveaway.checks import as_tensor, check_whole, fail
+from giveaway.extract.reader import why_order_is_unknown
 from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, unwrapped
 from giveaway.records.texts import Texts
 from giveaway.text import progress_of
