@@ -127,6 +127,28 @@ def test_a_resumed_run_goes_on_in_the_same_file(pl, module, tmp_path):
         trainer(pl, tmp_path, RecordLosses(path, N), max_epochs=1).fit(module(), loader())
 
 
+@pytest.mark.parametrize("when", [{"save_on_train_epoch_end": False}, {"every_n_train_steps": 5}])
+def test_a_checkpoint_before_the_end_of_its_epoch_is_refused(pl, module, tmp_path, when):
+    """Lightning takes such an epoch for done, and goes on with the next: the trace would lose it."""
+    from giveaway.integrations.lightning import RecordLosses
+
+    class Validated(module):
+        def validation_step(self, batch, batch_idx): ...
+
+    path = tmp_path / "losses.trace"
+    saving = {"enable_checkpointing": True, "limit_val_batches": 1}
+    keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}", **when)
+    first = trainer(pl, tmp_path, RecordLosses(path, N), max_epochs=3, **saving)
+    first.callbacks.append(keep)
+    first.fit(Validated(), loader(), loader())
+    before = ga.LossTrace(path).losses.copy()
+    again = trainer(pl, tmp_path, RecordLosses(path, N), max_epochs=5, **saving)
+    words = r"ckpt_path: expected a checkpoint with 2 recorded epochs, got 1; .*save_on_train_epoch_end=True"
+    with pytest.raises(InputError, match=words):
+        again.fit(Validated(), loader(), loader(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    np.testing.assert_array_equal(ga.LossTrace(path).losses, before)
+
+
 def test_what_is_refused(pl, module, tmp_path):
     from giveaway.integrations.lightning import RecordLosses
 

@@ -20,7 +20,8 @@ class RecordLosses(Callback):
 
     `training_step` returns `{"loss": each.mean(), "losses": each}`, with one loss a record. Every process of several
     devices writes a file of its own, and `ga.LossTrace(path)` reads them as one. Checkpoints hold the number of epochs,
-    so that `fit(..., ckpt_path=...)` goes on in the same file. Accumulated gradients change nothing.
+    so that `fit(..., ckpt_path=...)` goes on in the same file; save them by
+    `ModelCheckpoint(save_on_train_epoch_end=True)`. Accumulated gradients change nothing.
     """
 
     def __init__(
@@ -38,6 +39,15 @@ class RecordLosses(Callback):
         self._resume: int | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.trace = None
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self.trace is not None:
+            return
+        if self._resume not in (None, trainer.current_epoch):  # which is right only now, not yet in on_train_start
+            expected = f"a checkpoint with {trainer.current_epoch} recorded epochs"
+            remedy = "take one saved by ModelCheckpoint(save_on_train_epoch_end=True), or begin again"
+            raise fail("ckpt_path", expected, str(self._resume), remedy)
         process = (trainer.global_rank, trainer.world_size)
         options: Any = {"losses_per_epoch": WHOLE_EPOCHS, "resume": self._resume, "process": process}
         self.trace = LossTrace(self.records, self.path, **self.identity, **options)
@@ -65,7 +75,7 @@ class RecordLosses(Callback):
         self.teardown(trainer, pl_module, "fit")  # which Lightning leaves out then: a notebook goes on in this process
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epochs": 0 if self.trace is None else self.trace.epochs}
+        return {"epochs": (self._resume or 0) if self.trace is None else self.trace.epochs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._resume = state_dict["epochs"]
