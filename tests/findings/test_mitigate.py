@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from dataclasses import replace
 
 import joblib
 import numpy as np
@@ -19,7 +20,7 @@ from giveaway.findings import mitigation
 from giveaway.findings.mitigation import Trials, mitigate
 from giveaway.records import ScoreTable, Signals
 from giveaway.reporting.trade_off import mitigation_pages
-from tests.conftest import refused
+from tests.conftest import made_head, refused
 
 N = 500
 HARD = np.random.default_rng(1).normal(size=N)  # how hard each record is, as every model finds it
@@ -130,6 +131,33 @@ def test_weights_are_those_of_the_rows(tmp_path):
     assert weight.min() < 1
 
 
+def test_what_is_said_of_the_models(result, tmp_path):
+    trials, found = result
+    assert {trial.plan.job(number).members.sum() for trial in trials.trials[:1] for number in range(1, 9)} == {N // 2}
+    said = found.statements()
+    assert said[0] == (
+        "Accuracy is of one model of each remedy, trained on the same 400 of 500 records, or on fewer where some were "
+        "left out, and asked about the other 100."
+    )
+    assert said[1].startswith("The attack is on 8 others of each remedy, each trained on half of the records: ")
+    assert said[2].startswith(
+        "One training each: differences within the intervals may be noise, and another training would differ too. "
+    )
+    quick = replace(found, models=0).statements()
+    assert quick[1].startswith("The attack is on that model: it guesses by the losses alone ")
+    assert not any("person" in words for words in said)
+    assert "so that a person's records may be on both sides" in " ".join(replace(found, people=True).statements())
+
+
+def test_a_table_of_people_is_refused(tmp_path):
+    """The people of one record each, named against the order of their records."""
+    head = made_head("classes", n=120, groups=np.array([f"p{i:03d}" for i in range(120)][::-1]))
+    training = Retraining(planted, y=head.targets.numpy())
+    words = "table: expected rows that are records, got people; audit by record"
+    for call in (mitigate, ga.validate):
+        refused(words, call, training, ga.audit(head, scores=["loss"]), folder=tmp_path / "work")
+
+
 def test_an_interrupted_run_goes_on(tmp_path):
     calls: list = []
 
@@ -236,6 +264,7 @@ def test_the_command(giveaway, tmp_path, monkeypatch):
     assert code == 0
     assert "l2=100" in out
     assert "Not tried: early stop: epochs= is no keyword of your function." in out
+    assert "a person's records" not in out
     listed = AuditFolder("result").listed()
     assert {"mitigation.html", "mitigation.json", "mitigation.png"} <= listed.keys()
     assert (tmp_path / "result" / "remedies").stat().st_mode & 0o777 == 0o700
@@ -244,6 +273,11 @@ def test_the_command(giveaway, tmp_path, monkeypatch):
     assert "try: expected NAME=VALUES such as C=0.01,0.1, got 'C'" in err
     purge("result")
     assert not (tmp_path / "result").exists()
+    (tmp_path / "people.txt").write_text("".join(f"{i // 2}\n" for i in range(len(data()[1]))))
+    assert giveaway(*source, "--config", "map=none", "--groups", "people.txt")[0] == 0
+    code, out, _ = giveaway("mitigate", "result", "--allow-pickle", "--models", "0", "--try", "drop=0.1")
+    assert code == 0
+    assert "Records, not people, were left out and held out, so that a person's records may be on both sides" in out
 
 
 def test_a_folder_without_an_estimator_asks_for_a_function(giveaway, tmp_path, monkeypatch):

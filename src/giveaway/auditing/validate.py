@@ -265,6 +265,9 @@ def held_against(
 
 def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None = None) -> Retraining:
     """Return how the audited model is trained, with the labels of the table where none are known; check both first."""
+    if table.meta.by_person and rows is None:
+        remedy = "audit by record: a head without groups (dataclasses.replace(head, groups=None))"
+        raise fail("table", "rows that are records", "people", remedy)
     told = training if isinstance(training, Retraining) else Retraining(training)
     classes, loss = _class_numbers(table), table.meta.loss
     if told.y is None and rows is None:

@@ -1,6 +1,7 @@
 """The command `mitigate`: what would give less away, and at what cost."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -67,7 +68,7 @@ def mitigate(
         say(json.dumps(told) if as_json else "\n".join(lines))
         return
     with parts_of(enabled=True, work="remedies", unit="model") as on_model:
-        found = trials.run(on_model)
+        found = replace(trials.run(on_model), people=(place.path / "people.npz").is_file())
     pages = mitigation_pages(found)
     place.save_pages(pages)
     if as_json:

@@ -83,6 +83,7 @@ class Mitigation:
     models: int
     measure: str  # "accuracy" or "R²"
     ranked_by: str
+    people: bool = False  # whether the audit knows whose records they are
 
     def to_json(self) -> dict[str, Any]:
         """Return counts and figures; nothing of single records."""
@@ -90,15 +91,23 @@ class Mitigation:
 
     def statements(self) -> list[str]:
         """Say what the figures mean, and what they do not."""
-        attack = f"{self.models} shadow models of each remedy" if self.models else "the model's own losses"
+        attack = "that model: it guesses by the losses alone which records it was trained on"
+        if self.models:
+            attack = f"{self.models} others of each remedy, each trained on half of the records: it guesses which half"
+        trained_on = f"{self.records - self.held_out} of {self.records}"
         said = [
-            f"Every model was trained on the same {self.records - self.held_out} of {self.records} records, or on "
-            f"fewer where some were left out; {self.measure} is on the other {self.held_out}.",
-            f"The attack guesses by {attack} which records were trained on; 0.5 is a coin. The most exposed are the "
-            f"{self.top} that the audit ranks highest by {self.ranked_by}, of the records left in.",
-            "One training each: differences within the intervals are noise. An attack that fails is no proof of "
-            "safety. These are models like yours, not the one that you release: audit that one.",
+            f"{self.measure.capitalize()} is of one model of each remedy, trained on the same {trained_on} records, or "
+            f"on fewer where some were left out, and asked about the other {self.held_out}.",
+            f"The attack is on {attack}; 0.5 is a coin. The most exposed are the {self.top} that the audit ranks "
+            f"highest by {self.ranked_by}, of the records left in.",
+            "One training each: differences within the intervals may be noise, and another training would differ too. "
+            "An attack that fails is no proof of safety. These are models like yours, not the one that you release: "
+            "audit that one.",
         ]
+        if self.people:
+            said.append(
+                "Records, not people, were left out and held out, so that a person's records may be on both sides."
+            )
         for one in self.outcomes:
             if one.before is not None:
                 said.append(
