@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, Perceptron, Ridge
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from giveaway.attacks import Retraining
@@ -82,6 +82,39 @@ def test_boosted_trees_can_stop_early():
     offered = labels(HistGradientBoostingClassifier())
     assert {"max_iter=50", "l2_regularization=1", "min_samples_leaf=100"} <= set(offered)
     assert "stronger penalty" in found(RandomForestClassifier())[1]
+
+
+def test_xgboost_leaves_its_settings_none():
+    xgboost = pytest.importorskip("xgboost")
+    assert labels(xgboost.XGBClassifier()) == ["reg_lambda=10", "reg_lambda=100"]  # its own is 1
+    told = found(xgboost.XGBClassifier())[1]["early stop"]
+    assert told == "its n_estimators is None: name values with --try n_estimators=50,100"
+    assert "n_estimators=50" in labels(xgboost.XGBClassifier(), tried={"n_estimators": [50]})
+
+
+def test_a_penalty_that_is_off_has_no_strength():
+    for model in (LogisticRegression(penalty=None), Perceptron(penalty=None)):
+        offered, missing = found(make_pipeline(StandardScaler(), model))
+        assert "stronger penalty" not in {remedy.kind for remedy in offered}
+        assert missing["stronger penalty"] == "its penalty is None: name another with --try penalty=l2"
+    assert labels(LogisticRegression(C=np.inf)) == ["C=1", "C=0.1"]
+
+
+def test_weights_multiply_those_of_the_training():
+    own, weights = np.arange(40) + 1.0, np.linspace(0.1, 1.0, 40)
+    remedy = next(remedy for remedy in found(LogisticRegression())[0] if remedy.weighted)
+    training = Retraining(LogisticRegression(), X, Y, sample_weight=own)
+    np.testing.assert_array_equal(remedy.applied(training, weights).sample_weight, own * weights)
+    np.testing.assert_array_equal(remedy.applied(Retraining(bare, y=Y), weights).sample_weight, weights)
+
+
+def test_weights_reach_the_last_step_of_a_nested_pipeline():
+    inner = Pipeline([("scale", StandardScaler()), ("last", LogisticRegression())])
+    weight, rows = np.linspace(0.1, 1.0, 40), np.arange(30)
+    said = Retraining(Pipeline([("inner", inner)]), X, Y, sample_weight=weight).train(rows, 0)
+    scale = StandardScaler().fit(X[:30])
+    expected = LogisticRegression().fit(scale.transform(X[:30]), Y[:30], sample_weight=weight[:30])
+    np.testing.assert_allclose(said, expected.decision_function(scale.transform(X)))
 
 
 def test_values_of_the_users_own():

@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import clone, is_classifier, is_regressor
-from sklearn.pipeline import Pipeline
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from giveaway.checks import check_choice, fail
 from giveaway.extract.model_records import BATCH_SIZE, ModelRecords, read_records
-from giveaway.extract.sklearn_clones import classifier_outputs, data_digest, fitted_clone, settings_of, source_digest
+from giveaway.extract.sklearn_clones import (
+    classifier_outputs,
+    data_digest,
+    fitted_clone,
+    last_step,
+    settings_of,
+    source_digest,
+)
 from giveaway.extract.sklearn_head import refusals, settled
 from giveaway.records.signals import KINDS, VECTORS
 
@@ -45,6 +51,7 @@ class Retraining:
     records : how many records there are, where neither X nor y tells.
     fingerprint : what else the outputs depend on, by name; X, y, settings and the source of `train` are in it anyway.
     code : your name for the version of your code, instead of the source of `train`.
+    sample_weight : of every record, handed to `fit`, or to your function as `sample_weight=`, for the rows trained on.
     workers, backend : joblib's; "loky" (processes), "threading" or "dask" (a running cluster's client).
 
     >>> from sklearn.linear_model import LogisticRegression
@@ -95,10 +102,7 @@ class Retraining:
     @property
     def name(self) -> str:
         """The kind of the estimator that predicts: of a Pipeline, the last step."""
-        last = self.model
-        while isinstance(last, Pipeline):
-            last = last.steps[-1][1]
-        return type(last).__name__
+        return type(last_step(self.model)[0]).__name__
 
     @property
     def targets(self) -> np.ndarray | None:

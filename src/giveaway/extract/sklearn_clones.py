@@ -24,8 +24,16 @@ def fitted_clone(
     made = clone(estimator)
     states = [name for name in made.get_params() if name == "random_state" or name.endswith("__random_state")]
     made.set_params(**dict.fromkeys(states, seed >> 1))  # some libraries take 31 bits
-    place = f"{made.steps[-1][0]}__sample_weight" if isinstance(made, Pipeline) else "sample_weight"
-    return made.fit(rows_of(X, rows), y[rows], **({} if sample_weight is None else {place: sample_weight}))
+    weights = {} if sample_weight is None else {f"{last_step(made)[1]}sample_weight": sample_weight}
+    return made.fit(rows_of(X, rows), y[rows], **weights)
+
+
+def last_step(estimator: Any) -> tuple[Any, str]:
+    """Return the step of a Pipeline that predicts, however nested, and what its parameters have before their names."""
+    prefix = ""
+    while isinstance(estimator, Pipeline):
+        prefix, estimator = f"{prefix}{estimator.steps[-1][0]}__", estimator.steps[-1][1]
+    return estimator, prefix
 
 
 def classifier_outputs(model: Any, X: Any, classes: np.ndarray) -> np.ndarray:

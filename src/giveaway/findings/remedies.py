@@ -5,17 +5,18 @@ with the keyword that is missing.
 """
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import has_fit_parameter
 
 from giveaway.attacks.retraining import Retraining
 from giveaway.checks import fail, nearest
+from giveaway.extract.sklearn_clones import last_step
 
 PENALTIES = ("l2", "weight_decay", "C", "alpha", "l2_regularization", "reg_lambda", "l2_leaf_reg")
 FROM_NOTHING = {name: (1.0, 10.0) for name in PENALTIES[4:]}  # where there is no penalty yet; others are weight decays
@@ -44,8 +45,9 @@ class Remedy:
         """Return the training with this remedy; which records it leaves out is up to who trains."""
         told = {"remedy": {"drop": self.drop, **{name: repr(value) for name, value in self.settings.items()}}}
         changed = replace(training, fingerprint={**training.fingerprint, **told})
-        if self.weighted:
-            return replace(changed, sample_weight=weights)
+        if weights is not None:
+            own = training.sample_weight
+            return replace(changed, sample_weight=weights if own is None else own * weights)
         if training.is_estimator:
             return replace(changed, model=clone(training.model).set_params(**self.settings))
         return replace(changed, model=WithSettings(training.model, self.settings)) if self.settings else changed
@@ -101,7 +103,7 @@ def remedies(
                 found.append(Remedy(KINDS.get(name, YOURS), f"{name}={shown}", {at: value}))
     takes = "sample_weight" in known
     if training.is_estimator:
-        takes = has_fit_parameter(_last_step(training.model)[0], "sample_weight")
+        takes = has_fit_parameter(last_step(training.model)[0], "sample_weight")
     if takes and weighted:
         found.append(Remedy(WEIGHTED, WEIGHTED, weighted=True))
     found.sort(key=lambda remedy: remedy.kind == PRIVATE)  # it takes longest
@@ -114,7 +116,9 @@ def usual(name: str, current: Any) -> tuple[Any, ...]:
     if name == "epsilon":
         return EPSILONS
     if name == "C":
-        return (current / 10, current / 100) if number else ()
+        return () if not number else (1.0, 0.1) if current == math.inf else (current / 10, current / 100)
+    if name == "reg_lambda" and current is None:
+        return 10.0, 100.0  # XGBoost's own is 1
     if name in PENALTIES:
         return (10.0 * current, 100.0 * current) if number and current > 0 else FROM_NOTHING.get(name, (1e-3, 1e-2))
     if name == "max_depth":
@@ -130,18 +134,14 @@ def _settings(training: Retraining) -> tuple[dict[str, Any], str]:
         parameters = list(inspect.signature(training.model).parameters.values())[2:]
         named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         return {one.name: one.default for one in named if one.name != "device"}, ""
-    last, prefix = _last_step(training.model)
+    last, prefix = last_step(training.model)
     known = last.get_params(deep=False)
     learns = any(name.startswith("learning_rate") for name in known)  # other solvers go on to the optimum
-    kept = [name for name in known if name != "epsilon" and (learns or name not in STOPS)]  # that one is Adam's
-    return {name: known[name] for name in kept if name != "max_depth" or "min_samples_leaf" in known}, prefix
-
-
-def _last_step(estimator: Any) -> tuple[Any, str]:
-    prefix = ""
-    while isinstance(estimator, Pipeline):
-        prefix, estimator = f"{prefix}{estimator.steps[-1][0]}__", estimator.steps[-1][1]
-    return estimator, prefix
+    off = {"epsilon"}  # that one is Adam's
+    off |= set() if learns else set(STOPS)
+    off |= {"C", "alpha"} if known.get("penalty", "") is None else set()  # which are ignored then
+    off |= set() if "min_samples_leaf" in known else {"max_depth"}
+    return {name: value for name, value in known.items() if name not in off}, prefix
 
 
 def _missing(training: Retraining, known: Mapping[str, Any], there: set[str], takes_weights: bool) -> dict[str, str]:
@@ -157,6 +157,10 @@ def _missing(training: Retraining, known: Mapping[str, Any], there: set[str], ta
             missing[kind] = f"{keyword}= {why}"
         elif kind == PRIVATE:
             missing[kind] = "scikit-learn has none; a function of yours that takes epsilon= can try it (--train)"
+        elif kind == PENALTY and known.get("penalty", "") is None:
+            missing[kind] = "its penalty is None: name another with --try penalty=l2"
+        elif kind == STOP and (unset := [name for name in STOPS if name in known]):
+            missing[kind] = f"its {unset[0]} is {known[unset[0]]}: name values with --try {unset[0]}=50,100"
         else:
             missing[kind] = f"{training.name} has no setting for it"
     return missing
