@@ -173,6 +173,7 @@ def rows_with(labels):
         ),
         (DataLoader(ROWS, 2, drop_last=True, collate_fn=collate("right")), {}, "every row, once, got 4 of 5"),
         (DataLoader(ROWS, sampler=[4, 3, 2, 1, 0]), {}, "got a sampler list; say shuffle=False"),
+        ([*ROWS, rows_with(list)[0]], {}, r"the keys of row 0 in every row .* got input_ids, labels, .* in row 5"),
         ([{"messages": []}, {}], {}, "in row 0, got keys messages; conversations: tokenizer.apply_chat_template"),
         (rows_with(lambda one: [-100] * len(one)), {}, "a token that the loss counts, got 5 of 5 without one"),
         ([*ROWS, {"input_ids": [3]}], {}, "got 1 of 6 without one, first document 5; leave out documents of one token"),

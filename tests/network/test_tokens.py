@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from giveaway.curvature.losses import OfTokens
+from giveaway.curvature.token_loss import OfTokens
 from giveaway.network import InverseCurvature, Network
 from giveaway.network.scores import score_records, sketch_records
+from tests.conftest import refused
 
 VOCABULARY, PLACES, DOCUMENTS, WIDTH, DAMPING = 5, 4, 12, 3, 0.3
 
@@ -86,3 +87,11 @@ def test_tokens_left_out_of_the_loss_do_not_count(made):
     logs = model(tokens).detach().unflatten(1, (PLACES, VOCABULARY)).log_softmax(-1)
     each = -logs.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(losses[0], (each * (targets >= 0)).sum(1))
+
+
+@pytest.mark.parametrize("wrong", [lambda y: y[:, :3], lambda y: y.double(), lambda y: y + VOCABULARY])
+def test_targets_that_are_no_tokens_are_refused(made, wrong):
+    model, tokens, targets = made
+    words = "targets: expected tokens .texts, 4. below 5, negative where one is left out, got"
+    loss = OfTokens(PLACES, VOCABULARY)
+    refused(words, Network, model, (tokens, wrong(targets)), loss=loss, parameters=["head"])

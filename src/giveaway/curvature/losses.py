@@ -14,7 +14,6 @@ from giveaway.curvature.output_curvature import DiagonalCurvature, OutputCurvatu
 from giveaway.records import Head
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-CERTAIN = 1e4  # the logit of a token that is left out, beside 0 of all others
 NAMES = ("squared", "cross_entropy", "binary_cross_entropy")
 
 
@@ -272,49 +271,6 @@ class Softmax(Loss):
         top, index = p.max(-1, keepdim=True)
         rest = p.scatter(-1, index, 0.0).sum(-1, keepdim=True)
         return (1.0 - p).scatter(-1, index, torch.where(top > 0.5, rest, 1.0 - top))
-
-
-class OfTokens(Loss):
-    """The cross-entropies of a text's tokens, summed: outputs (..., s·V) of s positions, and targets (..., s), the
-    tokens; negative ones are left out of the loss."""
-
-    def __init__(self, positions: int, vocabulary: int) -> None:
-        self.coupled = False
-        super().__init__(positions * vocabulary)
-        self._each, self._shape = Softmax(vocabulary), (positions, vocabulary)
-        self.degrees = positions * self._each.degrees
-
-    @property
-    def each(self) -> Loss:
-        return self._each
-
-    def grouped(self, f: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens that are left out pass for certain ones, of which nothing is lost, learned or seen."""
-        known = y.clamp_min(0)
-        certain = torch.zeros_like(f.unflatten(-1, self._shape)).scatter(-1, known.unsqueeze(-1), CERTAIN)
-        f = torch.where((y >= 0).unsqueeze(-1), f.unflatten(-1, self._shape), certain)
-        return f, known, torch.ones(f.shape[:-1], dtype=f.dtype, device=f.device)
-
-    def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self._each.value(*self.grouped(f, y)[:2]).sum(-1)
-
-    def gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self._each.gradient(*self.grouped(f, y)[:2]).flatten(-2)
-
-    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> OutputCurvature:
-        raise NotImplementedError("W couples the outputs of each position: `each` has it")
-
-    def curve(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        return self._each.curve(*self.grouped(f, y)[:2], u.unflatten(-1, self._shape)).flatten(-2)
-
-    def root(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        return self._each.root(*self.grouped(f, y)[:2], u.unflatten(-1, self._shape)).flatten(-2)
-
-    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        return y
-
-    def basis(self) -> torch.Tensor:
-        return torch.block_diag(*[self._each.basis()] * self._shape[0])
 
 
 class UserLoss(Loss):

@@ -123,6 +123,11 @@ class TokenRows:
         for start in range(0, self.total, self._size):
             numbers = range(start, min(start + self._size, self.total))
             rows = [self._tokenized(self._dataset[number], number) for number in numbers]
+            if other := next((n for n, row in zip(numbers, rows, strict=True) if row.keys() != rows[0].keys()), None):
+                got = f"{', '.join(rows[other - start])} in row {other}"
+                raise fail(
+                    "dataset", f"the keys of row {start} in every row ({', '.join(rows[0])})", got, "add the rest"
+                )
             yield {name: _padded(name, [row[name] for row in rows]) for name in rows[0]}
 
     def _tokenized(self, row: Any, number: int) -> dict[str, Any]:
