@@ -5,8 +5,6 @@ distinguishability, which no report shows, are defined here.
 """
 
 # ruff: noqa: F401 (some names are for others)
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,8 +47,8 @@ def gap_map(
     outputs: int = 1,
     largest_error: float = 3.0,
     largest_leverage: float = 20.0,
-    axes: Axes | None = None,
-) -> Figure:
+    axes: "Axes | None" = None,
+) -> "Figure":
     """Draw E[loss left out − loss trained on] as colours over ε² and h̄."""
     errors, leverages = np.linspace(0, largest_error, GRID), np.linspace(0, largest_leverage, GRID)
     design = random_design(leverages[:, None], errors[None], freedom, variance=variance, outputs=outputs)
@@ -62,7 +60,7 @@ def gap_map(
     return figure
 
 
-def lood_map(kl: np.ndarray, mean: np.ndarray, *, axes: Axes | None = None) -> Figure:
+def lood_map(kl: np.ndarray, mean: np.ndarray, *, axes: "Axes | None" = None) -> "Figure":
     """Draw each record (or person) at its two distances, the most exposed by KL marked with their row numbers."""
     shown, title = positive_rows(mean, kl, "rows", MOST_POINTS)
     top = np.argsort(-kl, kind="stable")[:MARKED]
@@ -79,8 +77,8 @@ def lood_map(kl: np.ndarray, mean: np.ndarray, *, axes: Axes | None = None) -> F
 
 
 def query_pictures(
-    records: np.ndarray, queries: np.ndarray, rows: np.ndarray, objective: str, *, axes: Axes | None = None
-) -> Figure:
+    records: np.ndarray, queries: np.ndarray, rows: np.ndarray, objective: str, *, axes: "Axes | None" = None
+) -> "Figure":
     """Draw images (k, channels, height, width) of records above the query with the largest distance, ten at most."""
     count = min(len(rows), MOST_PAIRS)
     title = f"Records and the queries with the largest {objective} distance"

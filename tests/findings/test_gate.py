@@ -134,11 +134,11 @@ def test_what_the_rules_need_is_known_before_the_work(audited):
 
 def test_the_measured_count_against_its_limit(audited):
     met = judged(audited, COUNT)
-    assert (met.met, met.exit_code, met.outcomes[0].value) == (True, 0, 25)
+    assert (met.state == "met", met.exit_code, met.outcomes[0].value) == (True, 0, 25)
     assert "at least 25 of 200 records (12.500%) measured as exposed, allowed 25" in met.to_text()
     assert "64 models, confidence 95%, power 0.90: more may be exposed" in met.to_text()
     missed = judged(audited, COUNT.replace("25", "24"))
-    assert (missed.met, missed.exit_code) == (False, 3)
+    assert (missed.state == "met", missed.exit_code) == (False, 3)
     assert "0 of 1 rules met; not met: few exposed" in missed.to_text()
     for share, code in ((0.125, 0), (0.1249, 3)):
         assert judged(audited, COUNT.replace("at_most = 25", f"at_most_share = {share}")).exit_code == code
@@ -163,7 +163,7 @@ def test_a_count_that_few_models_could_not_have_found_can_be_refused(audited):
         InputError, match=r"expected a count with a power of at least 0.5, got 0.10 with 8 models; train more shadow"
     ):
         judged(audited, COUNT)
-    assert judged(audited, COUNT + "least_power = 0.05\n").met
+    assert judged(audited, COUNT + "least_power = 0.05\n").state == "met"
     refused(r"a power of at least 0.8, got 0.10", judged, audited, COUNT + "least_power = 0.8\n")
     validated(audited / "audit", 26, power=0.1, models=8)
     assert judged(audited, COUNT + "least_power = 0.8\n").exit_code == 3  # a lower bound above the limit needs no power
@@ -176,7 +176,7 @@ def test_a_predicted_share_is_judged_by_the_worst_of_its_words(tmp_path, words, 
     assert rules.missing_columns(["default"]) == []
     folder = made(tmp_path / "audit", 5, predicted_share={"words": words, "held_out": 900})
     (outcome,) = judge(rules, folder, TODAY).outcomes
-    assert outcome.met is met
+    assert (outcome.state == "met") is met
     assert outcome.words == (
         f"{' or '.join(words)} records predicted to be exposed, allowed some (predicted from 900 records held out, not "
         "measured)"
@@ -219,7 +219,7 @@ def test_theory_alone_gates_no_network(audited):
     made(audited / "audit", 16, predicted_by="theory of the head", view=None)
     refused(r"known not to be learned, got theory of the head", judged, audited, PREDICTED)
     made(audited / "audit", 16, predicted_by="theory of the head", view={"view": "tabular", "head_is_exact": True})
-    assert judged(audited, PREDICTED).met
+    assert judged(audited, PREDICTED).state == "met"
 
 
 def test_a_real_audit_of_a_head_that_is_exact(tmp_path):
@@ -235,7 +235,7 @@ def test_a_real_audit_of_a_head_that_is_exact(tmp_path):
 
 def test_the_change_is_held_against_what_the_retrains_predict(audited):
     (outcome,) = judged(audited, CHANGE).outcomes
-    assert (outcome.value, outcome.met) == (0.08, True)
+    assert (outcome.value, outcome.state == "met") == (0.08, True)
     spread = np.sqrt(0.01**2)  # 7, 8 and 9 %
     by_t = 0.08 + 2.9199856 * spread * np.sqrt(4 / 3)  # t of 2 degrees of freedom
     assert outcome.allowed == pytest.approx(max(by_t, by_counting([14, 16, 18]) / N)) == 0.12
@@ -259,7 +259,7 @@ def test_a_change_of_the_gap_counts_rows_above_what_a_fifth_of_the_baseline_exce
     assert outcome.details["baseline_mean"] == pytest.approx(0.2) == pytest.approx(np.mean(shares[:3]))
     noise = 2.9199856 * np.std(shares[:3], ddof=1) * np.sqrt(4 / 3)
     assert outcome.allowed == pytest.approx(0.2 + max(noise, 1.6448536 * np.sqrt(0.2 * 0.8 / N)))
-    assert outcome.met
+    assert outcome.state == "met"
     made(audited / "audit", 2 * int(outcome.allowed * N))
     assert judged(audited, GAP).exit_code == 3
 
@@ -314,7 +314,7 @@ def test_a_baseline_that_is_not_comparable_is_refused(audited, meta, words):
 
 def test_baselines_of_another_version_and_of_other_columns_are_refused(audited):
     made(audited / "audit", 16, provenance={"versions": {"giveaway": "2.0"}})
-    assert judged(audited, CHANGE).met  # tables saved from Python do not know their version
+    assert judged(audited, CHANGE).state == "met"  # tables saved from Python do not know their version
     made(audited / "b2", 18, seed=3, provenance={"versions": {"giveaway": "1.0"}})
     refused(r"baseline 3: .* got giveaway 1.0 beside 2.0; audit this model and the baseline", judged, audited, CHANGE)
     table = ScoreTable.load(audited / "b0")
@@ -324,7 +324,7 @@ def test_baselines_of_another_version_and_of_other_columns_are_refused(audited):
 
 def test_a_few_rows_more_are_comparable_and_one_model_in_two_places_shows_no_noise(audited):
     made(audited / "b1", 16, n=206, seed=2, l2=0.0206)  # the same weight decay
-    assert judged(audited, CHANGE).met
+    assert judged(audited, CHANGE).state == "met"
     made(audited / "b2", 14, seed=1)
     refused(r"baseline 3: expected a different model, got the scores of baseline 1; retr", judged, audited, CHANGE)
     made(audited / "b2", 16, seed=0)
@@ -333,7 +333,7 @@ def test_a_few_rows_more_are_comparable_and_one_model_in_two_places_shows_no_noi
 
 def test_baselines_lie_beside_the_rule_file_and_need_the_column_too(audited, monkeypatch, tmp_path_factory):
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert judged(audited, CHANGE).met
+    assert judged(audited, CHANGE).state == "met"
     ScoreTable({"fused": np.arange(N)}, np.arange(N), meta=META).save(audited / "b1")
     refused(r"^rule 'no worse', baseline 2: expected an audit with the column predicted_suc", judged, audited, CHANGE)
 
@@ -341,7 +341,7 @@ def test_baselines_lie_beside_the_rule_file_and_need_the_column_too(audited, mon
 def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):
     text = COUNT.replace("25", "1") + PREDICTED + WAIVER
     held = judged(audited, text)
-    assert (held.met, held.exit_code) == (False, 0)
+    assert (held.state == "met", held.exit_code) == (False, 0)
     assert "waived: few exposed: at least 25" in held.to_text()
     assert "waived by Ada until 2026-05-04: data fix on its way" in held.to_text()
     assert "1 of 2 rules met, 1 waived." in held.to_text()
@@ -354,7 +354,7 @@ def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):
     told = over.to_json()["rules"][0]
     assert (told["waived_by"], told["waiver"]["expired"]) == (None, True)
     met = judged(audited, COUNT + WAIVER)
-    assert (met.met, met.to_json()["rules"][0]["waived_by"]) == (True, None)
+    assert (met.state == "met", met.to_json()["rules"][0]["waived_by"]) == (True, None)
     assert "waived" not in met.to_text()  # a rule that is met needs no waiver
 
 

@@ -1,7 +1,5 @@
 """A batch of records as loaders give it: what the model is called with, targets and ids, row hashes, and variants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -69,7 +67,7 @@ class RecordBatch:
         """Whether every tensor and array of the inputs has a row a record."""
         return all(_has_rows(leaf, self.rows) for leaf in self.leaves() if isinstance(leaf, torch.Tensor | np.ndarray))
 
-    def of_rows(self, rows: list[int]) -> RecordBatch:
+    def of_rows(self, rows: list[int]) -> "RecordBatch":
         """Return the batch of some of its rows; what belongs to no single row stays as it is."""
 
         def chosen(leaf: Any) -> Any:
@@ -79,7 +77,7 @@ class RecordBatch:
 
         return RecordBatch(*_mapped((self.arguments, self.keywords, self.targets), chosen))
 
-    def holds(self, row: int, alone: RecordBatch) -> bool:
+    def holds(self, row: int, alone: "RecordBatch") -> bool:
         """Whether a row is the record that is `alone` in another batch, apart from padding at one of its ends."""
         pairs = zip(self.leaves(), alone.leaves(), strict=True)
         return all(_same_but_for_padding(leaf[row], one[0]) for leaf, one in pairs if _has_rows(leaf, self.rows))

@@ -3,8 +3,6 @@
 cache.json comes last, and lists files that are whole; a cache without it, or with other files, is made again.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -64,7 +62,7 @@ class FeatureCache(MarkedFolder):
         self.check(old, new, "features of the same model and data", remedy)
 
     @contextmanager
-    def writing(self) -> Iterator[RowWriters]:
+    def writing(self) -> "Iterator[RowWriters]":
         """Give writers of rows by the names of their arrays; the files get their names when the cache is complete."""
         writers = RowWriters(self.path)
         try:

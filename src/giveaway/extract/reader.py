@@ -6,8 +6,6 @@ sort, repeat or drop records. Where records cannot be told apart (iterables, bat
 two passes must give the same rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from hashlib import sha256
 from itertools import chain
@@ -163,7 +161,7 @@ class RowFingerprints:
             self._hashes = [np.concatenate(self._hashes)]
         return self._hashes[0]
 
-    def changed_in(self, second: RowFingerprints) -> np.ndarray:
+    def changed_in(self, second: "RowFingerprints") -> np.ndarray:
         """Return the numbers of the rows whose contents a second pass gave otherwise; refuse one of other records."""
         if second.rows != self.rows:
             got = f"{second.rows} rows in a second pass after {self.rows} in the first"
@@ -173,7 +171,7 @@ class RowFingerprints:
             after = after[places_of(names, names_after)]
         return np.flatnonzero((self.hashes != after).any(axis=1))
 
-    def check_repeated_by(self, second: RowFingerprints) -> None:
+    def check_repeated_by(self, second: "RowFingerprints") -> None:
         changed = self.changed_in(second)
         if len(changed) and np.isin(self.hashes[changed, 0], second.hashes[:, 0]).all():
             raise _other_record(changed[0], "the contents of another record")

@@ -1,7 +1,5 @@
 """Say whether classes and subgroups share the exposure evenly, to those who may see the records and to others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,11 +55,11 @@ class Breakdown:
     rows: int
     top: int
 
-    def shareable(self) -> Breakdown:
+    def shareable(self) -> "Breakdown":
         """Put the groups of fewer than ten rows together, so that nobody can be found in a small one."""
         return self._together(lambda group: group.rows < LEAST, lambda group: group.rows)
 
-    def _together(self, small: Callable[[Group], bool], joins: Callable[[Group], Any]) -> Breakdown:
+    def _together(self, small: Callable[[Group], bool], joins: Callable[[Group], Any]) -> "Breakdown":
         """Put groups that are small together, with as many others as it takes, in the order of `joins`."""
         together = [group for group in self.groups if small(group)]
         rest = sorted((group for group in self.groups if not small(group)), key=joins)

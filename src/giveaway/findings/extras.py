@@ -3,8 +3,6 @@
 These are a map of the features, candidates for canaries, and, if asked for, the records themselves as pictures or text.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -88,7 +86,7 @@ class ReportExtras:
         return stream.getvalue()
 
     @classmethod
-    def load(cls, folder: str | Path) -> ReportExtras:
+    def load(cls, folder: str | Path) -> "ReportExtras":
         """Read what an audit left in its folder; without a file every part is missing, with the reason."""
         path = TableFolder(folder).verified(FILE)
         if not path.is_file():

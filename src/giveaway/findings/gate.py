@@ -5,8 +5,6 @@ share of records above a predicted success, the predicted share of exposed recor
 noise of retrains of one recipe. A waiver lets a rule be missed; it names its owner and the last day on which it holds.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -33,23 +31,12 @@ NO_COMMON_UNIT = (
 
 @dataclass(frozen=True)
 class Rule:
-    """What one rule measures and allows; a measure does not use all of the fields."""
+    """What one rule measures, and what it allows by the keys of the file."""
 
     name: str
     measure: str
-    at_most: int | None = None
-    at_most_share: float = 0.0
-    at_most_word: str = ""
-    least_power: float = LEAST_POWER
-    above: float = 0.0
-    of: str = ""
+    limits: Mapping[str, Any]
     baseline: tuple[Path, ...] = ()
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """What the rule file allows, but for the folders of a baseline."""
-        unused = ("baseline", "at_most" if self.at_most is None else "at_most_share")
-        return {key: getattr(self, key) for key in RULE_KEYS[self.measure] if key not in unused}
 
 
 @dataclass(frozen=True)
@@ -75,8 +62,8 @@ class Rules:
         if any(rule.measure == "measured_count" for rule in self.rules):
             got = "a measured count, which an audit alone does not have"
             raise fail("gate", "rules on an audit", got, "run giveaway validate FOLDER --gate with them")
-        needed = ("predicted_success" if rule.measure == "predicted_success" else rule.of for rule in self.rules)
-        missing = [column for column in dict.fromkeys(needed) if column and column not in scores]
+        needed = [rule.limits.get("of", rule.measure) for rule in self.rules if rule.measure != "predicted_share"]
+        missing = [column for column in dict.fromkeys(needed) if column not in scores]
         if missing and "default" not in scores:
             raise fail("gate", f"the column {missing[0]} among the scores", "none", f"add {missing[0]} to --scores")
         return missing
@@ -95,30 +82,24 @@ class Outcome:
     today: datetime.date
 
     @property
-    def met(self) -> bool:
-        return self.value <= self.allowed
-
-    @property
-    def waived(self) -> bool:
-        return not self.met and self.waiver is not None and self.today <= self.waiver.expires
-
-    @property
     def state(self) -> str:
-        return "met" if self.met else "waived" if self.waived else "not met"
+        if self.value <= self.allowed:
+            return "met"
+        return "waived" if self.waiver is not None and self.today <= self.waiver.expires else "not met"
 
     def to_text(self) -> str:
-        line = f"{self.state}: {self.rule.name}: {self.words}"
-        if self.met or self.waiver is None:
+        line, waiver = f"{self.state}: {self.rule.name}: {self.words}", self.waiver
+        if self.state == "met" or waiver is None:
             return line
-        if self.waived:
-            return f"{line}; waived by {self.waiver.owner} until {self.waiver.expires}: {self.waiver.reason}"
-        return f"{line}; the waiver of {self.waiver.owner} expired on {self.waiver.expires}"
+        if self.state == "waived":
+            return f"{line}; waived by {waiver.owner} until {waiver.expires}: {waiver.reason}"
+        return f"{line}; the waiver of {waiver.owner} expired on {waiver.expires}"
 
     def to_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"name": self.rule.name, "measure": self.rule.measure}
-        told |= {"value": self.value, "allowed": self.allowed, "met": self.met, "waived_by": None, "waiver": None}
+        told: dict[str, Any] = {"name": self.rule.name, "measure": self.rule.measure, "value": self.value}
+        told |= {"allowed": self.allowed, "met": self.state == "met", "waived_by": None, "waiver": None}
         if (waiver := self.waiver) is not None:
-            told["waived_by"] = waiver.owner if self.waived else None
+            told["waived_by"] = waiver.owner if self.state == "waived" else None
             told["waiver"] = {"owner": waiver.owner, "expires": waiver.expires.isoformat(), "reason": waiver.reason}
             told["waiver"]["expired"] = self.today > waiver.expires
         return {**told, "words": self.words, **self.details}
@@ -133,45 +114,34 @@ class Verdict:
     rules_digest: str
 
     @property
-    def met(self) -> bool:
-        return all(outcome.met for outcome in self.outcomes)
-
-    @property
     def state(self) -> str:
-        return "met" if self.met else "not met" if self.exit_code else "waived"
+        states = {outcome.state for outcome in self.outcomes}
+        return next(state for state in ("not met", "waived", "met") if state in states)
 
     @property
     def exit_code(self) -> int:
         """0 if every rule is met or waived, otherwise 3."""
-        return 0 if all(outcome.met or outcome.waived for outcome in self.outcomes) else 3
+        return 3 if self.state == "not met" else 0
 
     def to_text(self) -> str:
         """One line per rule, then the totals."""
-        missed = [outcome.rule.name for outcome in self.outcomes if not (outcome.met or outcome.waived)]
-        waived = sum(outcome.waived for outcome in self.outcomes)
-        total = f"{sum(outcome.met for outcome in self.outcomes)} of {len(self.outcomes)} rules met"
-        total += f", {waived} waived" if waived else ""
-        total += f"; not met: {', '.join(missed)}" if missed else ""
+        states = [outcome.state for outcome in self.outcomes]
+        missed = ", ".join(outcome.rule.name for outcome in self.outcomes if outcome.state == "not met")
+        total = f"{states.count('met')} of {len(states)} rules met"
+        total += f", {states.count('waived')} waived" if "waived" in states else ""
+        total += f"; not met: {missed}" if missed else ""
         lines = [outcome.to_text() for outcome in self.outcomes]
         return "\n".join([*lines, f"{total}. Meeting a rule is not evidence of safety."])
 
     def to_json(self) -> dict[str, Any]:
         """The contents of gate.json."""
-        return {
-            "schema": "giveaway.gate/1",
-            "met": self.met,
-            "exit_code": self.exit_code,
-            "date": self.today.isoformat(),
-            "rules_sha256": self.rules_digest,
-            "rules": [outcome.to_json() for outcome in self.outcomes],
-        }
+        told = {"schema": "giveaway.gate/1", "met": self.state == "met", "exit_code": self.exit_code}
+        told |= {"date": self.today.isoformat(), "rules_sha256": self.rules_digest}
+        return told | {"rules": [outcome.to_json() for outcome in self.outcomes]}
 
 
 def judge(rules: Rules, folder: str | Path, today: datetime.date, table: ScoreTable | None = None) -> Verdict:
-    """Measure the audit in `folder` by every rule. A rule whose data are missing raises an error and is never met.
-
-    `table` are the scores of its records, where they are at hand.
-    """
+    """Measure the audit in `folder`, with its `table` if it is at hand, by every rule; missing data are an error."""
     table = ScoreTable.load(folder, "scores") if table is None else table
     waivers = {waiver.rule: waiver for waiver in rules.waivers}
     outcomes = []
@@ -198,13 +168,15 @@ def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> 
         got = f"one of {records} records beside an audit of {len(table)}"
         raise fail(place, "a validation of this audit", got, remedy)
     most = max(count, by_success)  # a count must not pass where the attack's own success says more
-    value, allowed, limit = most / records, rule.at_most_share, f"{rule.at_most_share:.3%} of them"
-    if rule.at_most is not None:
-        value, allowed, limit = float(most), float(rule.at_most), f"{rule.at_most}"
-    if power < rule.least_power and value <= allowed:
+    if (count_allowed := rule.limits.get("at_most")) is not None:
+        value, allowed, limit = float(most), float(count_allowed), f"{count_allowed}"
+    else:
+        value, allowed = most / records, rule.limits["at_most_share"]
+        limit = f"{allowed:.3%} of them"
+    if power < rule.limits["least_power"] and value <= allowed:
         got = f"{power:.2f} with {models} models"
         remedy = "train more shadow models and validate again, or set least_power"
-        raise fail(place, f"a count with a power of at least {rule.least_power:g}", got, remedy)
+        raise fail(place, f"a count with a power of at least {rule.limits['least_power']:g}", got, remedy)
     words = (
         f"at least {most} of {records} records ({most / records:.3%}) measured as exposed"
         f"{', by the success of the attack' if by_success > count else ''}, allowed {limit} ({models} models, "
@@ -214,33 +186,30 @@ def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> 
 
 
 def _predicted_success(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
+    above, allowed = rule.limits["above"], rule.limits["at_most_share"]
     check_column(place, table, "predicted_success")
-    value = share_above(table["predicted_success"], rule.above)
-    words = (
-        f"{value:.3%} of {len(table)} records with a predicted success above {rule.above:g}, allowed "
-        f"{rule.at_most_share:.3%} (predicted, not measured)"
-    )
-    return value, rule.at_most_share, words, {"above": rule.above, "predicted_by": table.meta.predicted_by}
+    value = share_above(table["predicted_success"], above)
+    measured = f"{value:.3%} of {len(table)} records with a predicted success above {above:g}"
+    words = f"{measured}, allowed {allowed:.3%} (predicted, not measured)"
+    return value, allowed, words, {"above": above, "predicted_by": table.meta.predicted_by}
 
 
 def _predicted_share(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
-    predicted, order = table.meta.predicted_share, SHARE_WORDS
-    if predicted is None:
+    if (predicted := table.meta.predicted_share) is None:
         remedy = "audit classes with at least 500 records held out, or gate a measured count"
         raise fail(place, "an audit that predicts how many records are exposed", "none", remedy)
-    value = max(order.index(word) for word in predicted.words)
-    words = (
-        f"{' or '.join(predicted.words)} records predicted to be exposed, allowed {rule.at_most_word} (predicted from "
-        f"{predicted.held_out} records held out, not measured)"
-    )
-    return float(value), float(order.index(rule.at_most_word)), words, {"words": list(predicted.words)}
+    allowed, worst = rule.limits["at_most_word"], max(predicted.words, key=SHARE_WORDS.index)
+    source = f"predicted from {predicted.held_out} records held out, not measured"
+    words = f"{' or '.join(predicted.words)} records predicted to be exposed, allowed {allowed} ({source})"
+    value, limit = map(float, map(SHARE_WORDS.index, (worst, allowed)))
+    return value, limit, words, {"words": list(predicted.words)}
 
 
 MEASURES: Mapping[str, Callable[[str, Rule, ScoreTable, Path], Measurement]] = {
     "measured_count": _measured_count,
     "predicted_success": _predicted_success,
     "predicted_share": _predicted_share,
-    "change": lambda place, rule, table, folder: measure_change(place, table, folder, rule.of, rule.baseline),
+    "change": lambda place, rule, table, folder: measure_change(place, table, folder, rule.limits["of"], rule.baseline),
 }
 
 
@@ -248,18 +217,14 @@ def _is_line(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value.strip()) <= len(value) <= LONGEST and value.isprintable()
 
 
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
-
-
 TEXT = (f"one line of text, up to {LONGEST} characters", _is_line)
-SHARE = ("a share from 0 to 1", _is_share)
+SHARE = ("a share from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1)
 KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must hold
     **dict.fromkeys(("name", "rule", "owner", "reason"), TEXT),
     **dict.fromkeys(("at_most_share", "least_power"), SHARE),
     "at_most": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
     "at_most_word": (" or ".join(f'"{word}"' for word in SHARE_WORDS[:-1]), lambda value: value in SHARE_WORDS[:-1]),
-    "above": ("a success of at least 0.5 and below 1", lambda value: _is_share(value) and 0.5 <= value < 1),
+    "above": ("a success of at least 0.5 and below 1", lambda value: type(value) is float and 0.5 <= value < 1),
     "of": ('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success")),
     "baseline": ("a list of audit folders", lambda value: type(value) is list and all(map(_is_line, value))),
     "expires": ("a date such as 2027-03-01, without quotes", lambda value: type(value) is datetime.date),
@@ -289,12 +254,10 @@ def read_rules(path: str | Path) -> Rules:
         _check_keys(f"waiver {number}", table, ("rule", "owner", "expires", "reason"))
         waivers.append(Waiver(**table))
     names, waived = [rule.name for rule in rules], [waiver.rule for waiver in waivers]
-    for argument, expected, given_names in (
-        ("rule", "a different name for every rule", names),
-        ("waiver", "one waiver per rule", waived),
-    ):
-        if twice := [name for name in given_names if given_names.count(name) > 1]:
-            raise fail(argument, expected, f"{twice[0]!r} twice", "keep one of them")
+    twice = {"a different name for every rule": names, "one waiver per rule": waived}
+    for argument, (expected, told) in zip(("rule", "waiver"), twice.items(), strict=True):
+        if repeated := [name for name in told if told.count(name) > 1]:
+            raise fail(argument, expected, f"{repeated[0]!r} twice", "keep one of them")
     for name in waived:
         if name not in names:
             raise fail("waiver", "the name of a rule in this file", repr(name), nearest(name, names))
@@ -320,19 +283,20 @@ def _rule(number: int, table: dict[str, Any], parent: Path) -> Rule:
     if measure == "change" and isinstance(given.get("of"), str) and not valid(given["of"]):
         raise fail(place, f"of = {expected}", repr(given["of"]), NO_COMMON_UNIT)
     _check_keys(place, given, RULE_KEYS[measure], required=measure != "measured_count")
-    if measure == "measured_count" and len({"at_most", "at_most_share"} & given.keys()) != 1:
-        got = "both" if "at_most" in given else "neither"
-        raise fail(place, "either at_most or at_most_share", got, "give one limit")
-    if measure == "change":
-        given["baseline"] = tuple({(parent / folder).resolve(): None for folder in given["baseline"]})
-        if len(given["baseline"]) < LEAST_RETRAINS:
-            expected = f"a baseline of at least {LEAST_RETRAINS} different audits"
-            remedy = "train the recipe with other seeds and audit each: one or two models do not show its noise"
-            raise fail(place, expected, f"{len(given['baseline'])}", remedy)
-        for folder in given["baseline"]:
-            if not (folder / "scores.npz").is_file():
-                raise fail(place, "audit folders in baseline", str(folder), "name the folders given to --out")
-    return Rule(table["name"], measure, **given)
+    if measure == "measured_count":
+        if len({"at_most", "at_most_share"} & given.keys()) != 1:
+            got = "both" if "at_most" in given else "neither"
+            raise fail(place, "either at_most or at_most_share", got, "give one limit")
+        given.setdefault("least_power", LEAST_POWER)
+    baseline = tuple({(parent / folder).resolve(): None for folder in given.pop("baseline", ())})
+    if measure == "change" and len(baseline) < LEAST_RETRAINS:
+        expected = f"a baseline of at least {LEAST_RETRAINS} different audits"
+        remedy = "train the recipe with other seeds and audit each: one or two models do not show its noise"
+        raise fail(place, expected, f"{len(baseline)}", remedy)
+    for folder in baseline:
+        if not (folder / "scores.npz").is_file():
+            raise fail(place, "audit folders in baseline", str(folder), "name the folders given to --out")
+    return Rule(table["name"], measure, given, baseline)
 
 
 def _check_keys(place: str, given: Mapping[str, Any], keys: Sequence[str], *, required: bool = True) -> None:

@@ -1,7 +1,5 @@
 """Head: a model's last linear layer with the features and outputs of its training records, or the outputs alone."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -49,7 +47,7 @@ class Window:
             return self.sample_weight
         return torch.ones(len(self), dtype=torch.float64, device=self.features.device)
 
-    def part(self, which: slice) -> Window:
+    def part(self, which: slice) -> "Window":
         """Return some of these rows; nothing is copied."""
         weight = None if self.sample_weight is None else self.sample_weight[which]
         features, outputs = self.features[which], self.outputs[which]
@@ -244,7 +242,7 @@ class Head:
             outputs = self.outputs[which]
         return Window(numbers, features, outputs, self.targets[which], weight, self.intercept)
 
-    def to(self, device: torch.device | str) -> Head:
+    def to(self, device: torch.device | str) -> "Head":
         """Return the same head for use on `device`, unchecked: features and outputs held there as far as they fit in
         half of a GPU's free memory, else read window by window. All else that views ask stays where it is."""
         where = torch.empty(0, device=device).device
@@ -259,7 +257,7 @@ class Head:
             moved[name] = None if value is None else value.to(where)
         return self._with(**moved)
 
-    def named(self, *, ids: Any = None, groups: Any = None) -> Head:
+    def named(self, *, ids: Any = None, groups: Any = None) -> "Head":
         """Return the same records under other ids or groups; nothing else is checked again."""
         given = {name: value for name, value in (("ids", ids), ("groups", groups)) if value is not None}
         return self._with(**{name: check_names(name, v, self.n, unique=name == "ids") for name, v in given.items()})
@@ -276,7 +274,7 @@ class Head:
         assert self.bias is not None
         return torch.cat([theta, self.bias.to(torch.float64).unsqueeze(0)])
 
-    def with_parameters(self, theta: torch.Tensor) -> Head:
+    def with_parameters(self, theta: torch.Tensor) -> "Head":
         """Return the same records with the outputs of other parameters θ (width, m), lazily if these are lazy."""
         d = self.features.shape[1]
         weight, bias = theta[:d].T.contiguous(), theta[d] if self.intercept else None
@@ -299,7 +297,7 @@ class Head:
         write_atomically(path, lambda stream: write_archive(stream, saved))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Head:
+    def load(cls, path: str | os.PathLike[str]) -> "Head":
         """Read what `save` wrote."""
         stored: dict[str, Any] = read_arrays("path", path, "Head.save")
         if "options" not in stored:
@@ -325,7 +323,7 @@ class Head:
         parts += ["out_of_bag"] if self.out_of_bag is not None else []
         return f"Head({', '.join(parts)})"
 
-    def _with(self, **changed: Any) -> Head:
+    def _with(self, **changed: Any) -> "Head":
         """Return a copy with other fields, which are known to be valid: nothing is read to check them."""
         other = copy.copy(self)
         for name, value in changed.items():

@@ -1,7 +1,5 @@
 """Loss traces: the loss of every record as training computed it, epoch by epoch."""
 
-from __future__ import annotations
-
 import copy
 import glob
 import json
@@ -102,7 +100,7 @@ class LossTrace:
             raise fail("path", "a file beside resume", "none", "give the file that the trace was begun in")
 
     @classmethod
-    def from_losses(cls, losses: Any, *, targets: Any = None, ids: Any = None) -> LossTrace:
+    def from_losses(cls, losses: Any, *, targets: Any = None, ids: Any = None) -> "LossTrace":
         """Make a trace of losses (epochs, records) that were recorded some other way; NaN where there is none."""
         held = as_tensor("losses", losses).cpu().numpy()
         if held.ndim != 2 or 0 in held.shape or held.dtype.kind != "f":
@@ -183,7 +181,7 @@ class LossTrace:
         header = _header_bytes(self._header | {"processes": 1})
         write_atomically(path, lambda stream: stream.writelines((header, np.ascontiguousarray(self.losses).data)))
 
-    def renamed(self, ids: Any, names: Any) -> LossTrace:
+    def renamed(self, ids: Any, names: Any) -> "LossTrace":
         """Return the trace with `names` for its records, where their ids are these; else the trace as it is."""
         if "ids" not in self.identity or self.identity["ids"] != identity_of(len(ids), ids=ids)["ids"]:
             return self

@@ -1,7 +1,5 @@
 """Why a row of a table ranks high, in a sentence or two, each of them true of that row beside all others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +35,7 @@ class OwnTerms:
         known = dict(zip(self.rows.tolist(), clauses.tolist(), strict=True))
         return [known.get(row, "") for row in rows.tolist()]
 
-    def withheld(self) -> OwnTerms:
+    def withheld(self) -> "OwnTerms":
         return replace(self, shown=None)
 
 

@@ -4,8 +4,6 @@ An audit and signals have a keyed digest for each record, so that the rows that 
 the audit's folder: without it nobody can look up a guess. A trace has one digest of all ids and one of all targets.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,13 +34,13 @@ class RowDigests:
     key: bytes | None = None
 
     @classmethod
-    def of_head(cls, head: Any) -> RowDigests:
+    def of_head(cls, head: Any) -> "RowDigests":
         """Digest targets, inputs and features of a head under a new key; lazy or large features are left out."""
         small = isinstance(head.features, torch.Tensor) and head.linear and head.features.nbytes <= FEATURE_BYTES
         contents = {"targets": head.targets, "inputs": head.inputs, "features": head.features if small else None}
         return cls({}, "", secrets.token_bytes(32)).again(**contents)
 
-    def again(self, **contents: Any) -> RowDigests:
+    def again(self, **contents: Any) -> "RowDigests":
         """Digest the targets, inputs or features of other rows under the same key; what has no rows is left out."""
         if self.key is None:
             raise fail("digests", "those of an audit, with their key", "those of signals", "take table.digests")
@@ -62,10 +60,10 @@ class RowDigests:
         if any(values.shape != (n,) or values.dtype != np.uint64 for values in self.of.values()):
             raise fail("digests", f"{n} of 64 bits a kind, one a record", "others", "take table.digests.again(...)")
 
-    def at(self, rows: Any) -> RowDigests:
+    def at(self, rows: Any) -> "RowDigests":
         return replace(self, of={kind: values[rows] for kind, values in self.of.items()})
 
-    def compared(self, other: RowDigests) -> tuple[bool, str]:
+    def compared(self, other: "RowDigests") -> tuple[bool, str]:
         """Return whether it is proved that both are of the same records, and what differs, "" where nothing does.
 
         Targets must be the same. Of inputs and features, which the other side need not tell apart, one must be.
@@ -89,7 +87,7 @@ class RowDigests:
         folder.stage(name, lambda stream: np.savez(stream, allow_pickle=False, **arrays))
 
     @classmethod
-    def load(cls, folder: MarkedFolder, name: str) -> RowDigests | None:
+    def load(cls, folder: MarkedFolder, name: str) -> "RowDigests | None":
         """Read what `stage` wrote; None where there is nothing, as in folders of earlier versions."""
         path = folder.verified(name)
         if not path.is_file():

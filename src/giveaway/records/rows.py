@@ -1,7 +1,5 @@
 """Rows of a head: tensors, or lazy rows that lie in files, on another device or in a stream until they are sliced."""
 
-from __future__ import annotations
-
 import copy
 import math
 import mmap
@@ -141,10 +139,10 @@ class LinearRows(LazyRows):
         self.looked_up = isinstance(features, torch.Tensor) or features.looked_up
         super().__init__((len(features), len(weight)), torch.float64, features.device)
 
-    def to(self, device: torch.device | str) -> LinearRows:
+    def to(self, device: torch.device | str) -> "LinearRows":
         return self.over(self.features.to(device))
 
-    def over(self, features: torch.Tensor | LazyRows) -> LinearRows:
+    def over(self, features: torch.Tensor | LazyRows) -> "LinearRows":
         return LinearRows(features, self.weight, self.bias)
 
     def reads(self, features: torch.Tensor | LazyRows) -> bool:
@@ -188,7 +186,7 @@ class Stream:
         self._passing: Iterator[Pair] | None = None
         self._first, self._held = 0, self.like  # the rows in memory, from this number on
 
-    def rows(self) -> tuple[StreamedRows, StreamedRows]:
+    def rows(self) -> "tuple[StreamedRows, StreamedRows]":
         """Return features and outputs, to pass to a Head."""
         return StreamedRows(self, "features"), StreamedRows(self, "outputs")
 

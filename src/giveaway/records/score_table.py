@@ -1,7 +1,5 @@
 """ScoreTable: one row a record (or person), one column a score; high means more exposed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -100,7 +98,7 @@ class ScoreTable:
         ranks[self.order(by)] = np.arange(1, len(self) + 1)
         return ranks
 
-    def top(self, k: int = 10, by: str | None = None, *, show_records: bool = False) -> ScoreTable:
+    def top(self, k: int = 10, by: str | None = None, *, show_records: bool = False) -> "ScoreTable":
         """Return the k most exposed rows, the most exposed first, with their `rank` and `why`; `by` comes first. With
         `show_records` the reasons hold values and words of the records."""
         k = int(check_number("k", k, minimum=1, remedy="ask for at least one row"))
@@ -153,7 +151,7 @@ class ScoreTable:
             self.digests.stage(folder, f"{name}-digests.npz")
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], name: str = "scores") -> ScoreTable:
+    def load(cls, folder: str | os.PathLike[str], name: str = "scores") -> "ScoreTable":
         """Read what `save` wrote."""
         place = TableFolder(folder)
         path = place.verified(f"{name}.npz")

@@ -1,7 +1,5 @@
 """Signals: the predictions of many models for the same records, and which records each was trained on."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -159,12 +157,12 @@ class Signals:
         values = np.asarray(self.values[:, which], dtype=np.float64)
         return np.exp(log_softmax(values, axis=-1)) if self.kind == "logits" else values
 
-    def of_models(self, which: slice | np.ndarray) -> Signals:
+    def of_models(self, which: slice | np.ndarray) -> "Signals":
         """Return the signals of some of the models."""
         population = None if self.population is None else self.population[which]
         return replace(self, values=self.values[which], members=self.members[which], population=population)
 
-    def of_records(self, which: slice | np.ndarray) -> Signals:
+    def of_records(self, which: slice | np.ndarray) -> "Signals":
         """Return the signals on some of the records."""
         labels = None if self.labels is None else self.labels[which]
         digests = None if self.digests is None else self.digests.at(which)
@@ -181,7 +179,7 @@ class Signals:
             place.commit(stated | ({} if self.digests is None else stage_digests(place, self.digests)))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Signals:
+    def load(cls, folder: str | os.PathLike[str]) -> "Signals":
         """Map what `save` wrote into memory."""
         place = SignalsFolder(folder)
         try:

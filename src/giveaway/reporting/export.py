@@ -88,7 +88,7 @@ def _judged(verdict: Verdict) -> dict[str, Any]:
     for outcome in verdict.outcomes:
         waiver = outcome.to_json()["waiver"]
         stated = {"name": outcome.rule.name, "measure": outcome.rule.measure, "allowed": outcome.rule.limits}
-        rules.append({**stated, "state": outcome.state, "waiver": None if outcome.met else waiver})
+        rules.append({**stated, "state": outcome.state, "waiver": None if outcome.state == "met" else waiver})
     note = "A rule that is met says that these numbers are within these limits, no more."
     told = {"state": verdict.state, "date": verdict.today.isoformat(), "rules_sha256": verdict.rules_digest}
     return {**told, "rules": rules, "note": note}
