@@ -81,86 +81,62 @@ def interactive() -> bool:
 
 
 @contextmanager
-def stages_of(*, enabled: bool | None) -> Iterator[OnStage]:
-    """Yield a function to call with the name of a stage, how much of it is done, and how much there is. None enables it
-    where somebody watches."""
+def stages_of(*, enabled: bool | None, unit: str = "") -> Iterator[OnStage]:
+    """Yield a function to call with the name of a stage, how much of it is done, and how much there is, which may grow:
+    told in percent, or with a `unit` in numbers and the time left. None enables it where somebody watches."""
     if not (interactive() if enabled is None else enabled):
         yield quiet
     elif not interactive():
-        last = time.monotonic()
+        before, last = 0, time.monotonic()
 
         def on_line(stage: str, done: int, total: int) -> None:
-            nonlocal last
-            if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-                last = time.monotonic()
-                print(f"{stage}: {100 * done // total} %", file=sys.stderr)
+            nonlocal before, last
+            now = time.monotonic()
+            if (done > before or not unit) and now - last >= SECONDS_BETWEEN_LINES:
+                shown = f"{min(100, 100 * done // total)} %"
+                if unit:  # by the pace since the previous line: a resumed run reports earlier work all at once
+                    left = (total - done) * (now - last) / (done - before)
+                    shown = f"{done} of {total} {unit}s, {human_seconds(left)} left"
+                before, last = done, now
+                print(f"{stage}: {shown}", file=sys.stderr)
 
         yield on_line
     else:
         from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
 
-        shape = "{desc}: {percentage:3.0f} %|{bar}| {elapsed}<{remaining}"
-        with tqdm(file=sys.stderr, delay=1.0, leave=False, bar_format=shape) as bar:
+        shape = None if unit else "{desc}: {percentage:3.0f} %|{bar}| {elapsed}<{remaining}"
+        with tqdm(unit=unit, file=sys.stderr, delay=1.0, leave=False, bar_format=shape) as bar:
 
             def on_bar(stage: str, done: int, total: int) -> None:
                 if bar.desc != f"{stage}: ":
                     bar.reset(total)
                     bar.set_description(stage, refresh=False)
+                bar.total = total
                 bar.update(done - bar.n)
 
             yield on_bar
 
 
 @contextmanager
-def progress_of(total: int, *, enabled: bool | None, work: str = "audit", unit: str = "rec") -> Iterator[OnRows]:
-    """Yield a function to call with the number of rows just done, from any thread; it shows nothing unless enabled."""
+def parts_of(*, enabled: bool | None, work: str, unit: str) -> Iterator[OnPart]:
+    """Yield a function to call with the number of parts done and of all parts."""
+    with stages_of(enabled=enabled, unit=unit) as on_stage:
+        yield lambda done, total: on_stage(work, done, total)
+
+
+@contextmanager
+def progress_of(total: int, *, enabled: bool | None, work: str = "audit") -> Iterator[OnRows]:
+    """Yield a function to call with the number of rows just done, from any thread."""
     lock, done = threading.Lock(), 0
-    with parts_of(enabled=enabled, work=work, unit=unit, in_percent=True) as on_part:
+    with stages_of(enabled=enabled) as on_stage:
 
         def on_rows(rows: int) -> None:
             nonlocal done
             with lock:
                 done += rows
-                on_part(done, total)
+                on_stage(work, done, total)
 
         yield on_rows
-
-
-@contextmanager
-def parts_of(*, enabled: bool | None, work: str, unit: str, in_percent: bool = False) -> Iterator[OnPart]:
-    """Yield a function to call with the number of parts done and of all parts, which may grow. None enables it where
-    somebody watches."""
-    if not (interactive() if enabled is None else enabled):
-        yield lambda done, total: None
-    elif not interactive():
-        yield _lines(work, unit, in_percent)
-    else:
-        from tqdm import tqdm
-
-        with tqdm(unit=unit, desc=work, file=sys.stderr, delay=1.0, leave=False) as bar:
-
-            def on_part(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            yield on_part
-
-
-def _lines(work: str, unit: str, in_percent: bool) -> OnPart:
-    """Print a line every ten seconds: the percentage done, or the number of parts and the time left."""
-    before, last = 0, time.monotonic()
-
-    def on_part(done: int, total: int) -> None:
-        nonlocal before, last
-        now = time.monotonic()
-        if done > before and now - last >= SECONDS_BETWEEN_LINES:
-            # by the pace since the previous line: a resumed run reports earlier work all at once
-            left = (total - done) * (now - last) / (done - before)
-            before, last = done, now
-            shown = f"{done} of {total} {unit}s, {human_seconds(left)} left"
-            print(f"{work}: {f'{min(100, 100 * done // total)} %' if in_percent else shown}", file=sys.stderr)
-
-    return on_part
 
 
 def human_seconds(seconds: float) -> str:

@@ -53,7 +53,7 @@ def from_causal_lm(
     plain, before = unwrapped(model), None if base is None else unwrapped(base)
     rows = TokenRows(dataset, tokenizer, batch_size, max_length, plain)
     parts = []
-    with progress_of(rows.total, enabled=progress, work="texts", unit="row") as on_rows:
+    with progress_of(rows.total, enabled=progress, work="texts") as on_rows:
         for batch in rows.batches():
             parts.append(_ask(plain, before, batch))
             on_rows(len(batch.labels))

@@ -77,12 +77,16 @@ class Changes:
         """Return counts and row numbers; no ids."""
         (before, after), both = self.sizes, len(self.ids)
         rows = {"before": before, "after": after, "in_both": both}
-        predicted, noise = None, None
+        predicted, noise, rose = None, None, self.rose_most(top)
         if self.predicted is not None:
             predicted = dict(zip(("before", "after"), np.round(self.predicted, 6).tolist(), strict=True))
+        beyond = [None] * len(rose)
         if self.beyond is not None:
             noise = {"retrains": self.retrains, "false_discovery_rate": FALSE_DISCOVERY}
-            noise["rows_beyond"] = int(self.beyond.sum())
+            noise["rows_beyond"], beyond = int(self.beyond.sum()), self.beyond[rose].tolist()
+        told = {"row_before": self.rows_before[rose].tolist(), "row_after": self.rows_after[rose].tolist()}
+        told |= {f"percentile_{when}": getattr(self, when)[rose].round(6).tolist() for when in ("before", "after")}
+        told["beyond_noise"] = beyond
         return {
             "schema": "giveaway.changes/1",
             "unit": self.unit,
@@ -92,16 +96,7 @@ class Changes:
             "top_in_common": {f"{share:g}": value for share, value in self.in_common.items()},
             "mean_predicted_success": predicted,
             "noise": noise,
-            "rose_most": [
-                {
-                    "row_before": int(self.rows_before[place]),
-                    "row_after": int(self.rows_after[place]),
-                    "percentile_before": round(float(self.before[place]), 6),
-                    "percentile_after": round(float(self.after[place]), 6),
-                    "beyond_noise": None if self.beyond is None else bool(self.beyond[place]),
-                }
-                for place in self.rose_most(top)
-            ],
+            "rose_most": [dict(zip(told, row, strict=True)) for row in zip(*told.values(), strict=True)],
             "statement": self.statement(),
         }
 
@@ -116,10 +111,8 @@ class Changes:
             f"Rank correlation {self.spearman:.2f}" + "".join(f"; {words} in common" for words in common) + ".",
         ]
         if self.predicted is not None:
-            lines.append(
-                f"Mean predicted success: {self.predicted[0]:.3f} before, {self.predicted[1]:.3f} after (an estimate, "
-                "not measured)."
-            )
+            means = "{:.3f} before, {:.3f} after".format(*self.predicted)
+            lines.append(f"Mean predicted success: {means} (an estimate, not measured).")
         if found["rose_most"]:
             lines += ["", "| row before | row after | percentile before | after | beyond noise |", "|---" * 5 + "|"]
         words = {None: "not known", True: "yes", False: "no"}
@@ -141,9 +134,8 @@ class Changes:
 
 def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTable] = ()) -> Changes:
     """Compare two audits of the same records, whose models may differ in anything. `retrains` are audits of at least
-    three other models of the earlier recipe: a row then rose beyond noise if its later percentile is above the
-    prediction bound of those in them (normal scores, shrunk variances, Benjamini–Hochberg over all rows that every
-    retrain has)."""
+    three other models of the earlier recipe: a row then rose beyond noise if its later percentile is above what those
+    in them predict (docs/derivations.md)."""
     by, unit = before.ranking(), before.meta.unit
     if 0 < len(retrains) < LEAST_RETRAINS:
         remedy = "train the earlier recipe with other seeds and audit each"
@@ -165,10 +157,10 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
     ids, rows_before, rows_after = ids[order], rows_before[order], rows_after[order]
     old, new = before[by][rows_before], after[by][rows_after]
     places_after = percentiles(after)[rows_after]
-    predicted = None
-    have = all("predicted_success" in table.scores for table in (before, after))
+    both, predicted = (before, after), None
+    have = all("predicted_success" in table.scores for table in both)
     if have and before.meta.predicted_by == after.meta.predicted_by:
-        predicted = float(before["predicted_success"].mean()), float(after["predicted_success"].mean())
+        predicted = tuple(float(table["predicted_success"].mean()) for table in both)
     return Changes(
         ids=ids,
         rows_before=rows_before,
@@ -205,9 +197,8 @@ def _beyond(ids: np.ndarray, places: np.ndarray, retrains: Sequence[ScoreTable])
     one_place = 1 / (len(retrains[0]) * norm.pdf(mean))  # a row's place is known no better than this
     variance, freedom = _moderated(sample.var(axis=0, ddof=1) + one_place**2 / 12, k - 1)
     t = (ndtri(places[known]) - mean) / np.sqrt(variance * (1 + 1 / k))
-    beyond = np.zeros(len(ids), dtype=bool)
-    beyond[known] = benjamini_hochberg(student.sf(t, freedom), FALSE_DISCOVERY, len(t))[0]
-    return beyond
+    known[known] = benjamini_hochberg(student.sf(t, freedom), FALSE_DISCOVERY, len(t))[0]
+    return known
 
 
 def _moderated(variance: np.ndarray, freedom: int) -> tuple[np.ndarray, float]:
@@ -245,9 +236,8 @@ def measure_change(place: str, table: ScoreTable, folder: Path, column: str, bas
     value = share_above(table[column], above)
     shares = np.array([share_above(other[column], above) for other in tables])
     mean, bound = float(shares.mean()), prediction_bound(shares, len(table))
-    unit = table.meta.rows_are
     words = (
-        f"{value:.3%} of {len(table)} {unit} with {column} above {above:.3g}, {mean:.3%} on average in "
+        f"{value:.3%} of {len(table)} {table.meta.rows_are} with {column} above {above:.3g}, {mean:.3%} on average in "
         f"{len(tables)} retrains, allowed {bound:.3%} (their {LEVEL:.0%} prediction bound; estimated, not measured)"
     )
     details = {"of": column, "above": above, "baseline_mean": mean, "baselines": len(tables), "level": LEVEL}
