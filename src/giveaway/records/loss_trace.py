@@ -163,6 +163,15 @@ class LossTrace:
             os.fsync(self._file.fileno())
         self._sums[:], self._counts[:], self._added = 0, 0, 0
 
+    def unfinished(self) -> dict[str, Any]:
+        """Return what a checkpoint within an epoch must hold: the epochs that have ended, and the losses since."""
+        self._settle()
+        return {"epochs": self.epochs, "sums": self._sums.copy(), "counts": self._counts.copy(), "added": self._added}
+
+    def go_on(self, unfinished: Mapping[str, Any]) -> None:
+        """Take up an epoch where `unfinished` left it; the trace was begun with resume=unfinished["epochs"]."""
+        self._sums[:], self._counts[:], self._added = unfinished["sums"], unfinished["counts"], int(unfinished["added"])
+
     @property
     def losses(self) -> np.ndarray:
         """The losses (epochs, records) in float16, NaN where a record did not come up; a memory map of a file."""
@@ -228,6 +237,8 @@ class LossTrace:
 
     def _settle(self) -> None:
         """Add what is pending to the sums of the epoch: the only wait for the device."""
+        if not self._rows:
+            return
         rows, losses = _joined(self._rows), _joined(_computed(self._values))
         self._rows, self._values, self._pending, self._numbers = [], [], 0, 0
         if rows.min() < 0 or rows.max() >= self.records:
