@@ -1,8 +1,9 @@
 """Verdicts on what the papers claim, and how numbers are written: rules and templates are evaluated on our results.
 
-A claim has a `text` and `measured`, which are templates, and `holds`, an expression that is true, false or none (not
-measured); `let` names parts of them. A claim on `settings` is evaluated for each setting as `found`, one on `depths`
-for each depth as `depth`; all others for the results as a whole, and `needs` names the setting they depend on.
+A claim has a `text`, a `rule` in words and `measured`, which are templates, and `holds`, an expression that is true,
+false, UNDECIDED (the interval covers both) or none (not measured); `let` names parts of them. A claim on `settings` is
+evaluated for each setting as `found`, one on `depths` for each depth as `depth`; all others for the results as a whole,
+and `needs` names the setting they depend on. What mathematics says anyway is `identity = true`: checked, not judged.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 
 import jinja2
 
-FEW_TARGETS = 4  # fewer have no spread to speak of
+FEW_TARGETS = 4  # fewer have no spread to speak of, and decide nothing
+ERRORS = 2  # standard errors on either side of an estimate
+UNDECIDED = "undecided"
 
 
 def section_template(name: str) -> jinja2.Template:
@@ -71,7 +74,7 @@ def _environment() -> jinja2.Environment:
         "between": lambda values: f"{min(values):.4f} to {max(values):.4f} in {len(values)} records",
         "duration": duration,
         "targets": lambda count: f"{count} targets" if count > 1 else "one target",
-        "capital": lambda text: text[:1].upper() + text[1:],
+        "capital": lambda text: (text[:1].upper() if text[:1].isascii() else text[:1]) + text[1:],  # not of σ
         "average": mean,
         "argmax": lambda values: max(range(len(values)), key=values.__getitem__),
         "at": lambda mapping, keys: [mapping[key] for key in keys],
@@ -84,8 +87,13 @@ def _environment() -> jinja2.Environment:
         "total": lambda rows, key: sum(cell[key] for row in rows.values() for cell in row.values()),
         "largest": lambda rows: max(cell["largest"] for row in rows.values() for cell in row.values()),
         "differences": lambda one, other: [a - b for a, b in zip(one, other, strict=True)],
-        "widens": widens,
+        "grows": grows,
         "say": say,
+        "beyond": beyond,
+        "worst": worst,
+        "share_beyond": share_beyond,
+        "higher_correlation": higher_correlation,
+        "UNDECIDED": UNDECIDED,
     }
     return made
 
@@ -127,19 +135,46 @@ def duration(seconds: float | None) -> str:
 
 
 def gain(one: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
-    """How many points more one score finds than another, target by target: mean, standard error, and both in words."""
+    """How many points more one score finds than another, target by target: mean, standard error, verdict and words."""
     more = [100 * (a - b) for a, b in zip(one, other, strict=True)]
     if len(more) < 2:
-        return {"mean": mean(more), "error": math.inf, "text": ""}
+        return {"mean": mean(more), "error": math.inf, "verdict": UNDECIDED, "text": ""}
     error = stdev(more) / math.sqrt(len(more))
+    verdict = beyond(mean(more), ERRORS * error, len(more))
     text = f"; {signed(mean(more), 1)} ± {error:.1f} (standard error) over the same {len(one)} targets"
-    return {"mean": mean(more), "error": error, "text": text}
+    return {"mean": mean(more), "error": error, "verdict": verdict, "text": text}
 
 
-def widens(ratios: Sequence[float]) -> bool:
-    """Whether ratios go away from 1 by a larger factor each time, all in one direction."""
-    one_way = all(ratio > 1 for ratio in ratios) or all(ratio < 1 for ratio in ratios)
-    return one_way and all(max(b, 1 / b) > max(a, 1 / a) for a, b in pairwise(ratios))
+def beyond(excess: float, margin: float, targets: int = FEW_TARGETS) -> bool | str:
+    """Judge whether an estimate exceeds its bar: undecided if the interval covers both, or there are too few targets.
+    Equality without any margin is not more."""
+    if targets < FEW_TARGETS or not abs(excess) >= margin:
+        return UNDECIDED
+    return excess > 0
+
+
+def worst(*verdicts: bool | str | None) -> bool | str | None:
+    """Judge that all of them hold: one that fails decides, then one that is undecided, then one not measured."""
+    return next((kind for kind in (False, UNDECIDED, None) if any(verdict is kind for verdict in verdicts)), True)
+
+
+def share_beyond(count: float, of: int, bar: float) -> bool | str:
+    """Judge whether a share of independent cases exceeds a bar, by Wilson's interval of two standard errors."""
+    share, square = count / of, ERRORS**2 / of
+    middle = (share + square / 2) / (1 + square)
+    margin = math.sqrt(square * share * (1 - share) + square**2 / 4) / (1 + square)
+    return beyond(middle - bar, margin)
+
+
+def higher_correlation(one: float, other: float, records: int) -> bool | str:
+    """Judge whether a correlation over these records is higher than another, by Fisher's transform as if the two were
+    independent, which is cautious where both are with one truth."""
+    return beyond(math.atanh(one) - math.atanh(other), ERRORS * math.sqrt(2 * 1.06 / (records - 3)))
+
+
+def grows(ratios: Sequence[float]) -> bool:
+    """Whether ratios are above 1 and larger each time."""
+    return ratios[0] > 1 and all(b > a for a, b in pairwise(ratios))
 
 
 def unwrap(text: str) -> str:
@@ -162,17 +197,20 @@ def _minus(number: str) -> str:
 
 NOT_RUN, NO_DATA = "not run yet", "data not available"
 HOLDS, FAILS, UNMEASURED = "holds", "does not hold here", "not measured yet"
+EXACT, INEXACT = "checked: true", "checked: not true"
 
+Verdict = bool | str | None  # true, false, UNDECIDED, not measured
 Results = dict[str, dict[str, Any]]  # by setting
 Names = Mapping[str, Any]  # what a rule or template may speak of
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence, one of the three verdicts, and the numbers behind it."""
+    """A sentence, its verdict, the rule of the verdict in words, and the numbers behind it."""
 
     text: str
     verdict: str
+    rule: str
     measured: str
 
 
@@ -197,15 +235,18 @@ class _Rule:
         else:
             names = self._let(self.claim, self.names)
             holds, measured = value_of(self.claim["holds"], names), say(self.claim["measured"], names)
-        verdict = UNMEASURED if holds is None else HOLDS if holds else FAILS
-        return Claim(say(self.claim["text"], self.names), verdict, measured)
+        said = {True: HOLDS, False: FAILS, UNDECIDED: UNDECIDED, None: UNMEASURED}
+        if self.claim.get("identity"):
+            said |= {True: EXACT, False: INEXACT}
+        text, rule = (say(self.claim[name], self.names) for name in ("text", "rule"))
+        return Claim(text, said[holds], rule, measured)
 
-    def _of_settings(self) -> tuple[bool | None, str]:
+    def _of_settings(self) -> tuple[Verdict, str]:
         """Say in how many settings it is true, and each with its numbers."""
         wanted = self.claim["settings"]
         rules = dict.fromkeys(self.names[wanted] if isinstance(wanted, str) else wanted, self.claim)
         rules |= self.claim.get("also", {})
-        seen: list[tuple[bool, str]] = []
+        seen: list[tuple[Verdict, str]] = []
         beside = ""
         counted = len(rules)
         for name, rule in rules.items():
@@ -219,22 +260,23 @@ class _Rule:
                 beside += f"; {say(rule['beside'], here)}"
                 counted -= 1
                 continue
-            holds = bool(value_of(rule["holds"], here))
+            holds = value_of(rule["holds"], here)
             text = f"{here['short']}: {say(rule['measured'], here)}"
-            seen.append((holds, text if holds else f"{text} (not so)"))
-        holding = sum(holds for holds, _ in seen)
+            seen.append((holds, text + {True: "", False: " (not so)", UNDECIDED: " (undecided)"}[holds]))
+        holding, failing = (sum(holds is kind for holds, _ in seen) for kind in (True, False))
+        unseen = [None] * (counted - len(seen))
         if self.claim.get("quantity") == "most":
-            failing = len(seen) - holding
-            verdict = True if 2 * holding > counted else False if 2 * failing >= counted else None
+            open_yet = None if unseen else UNDECIDED
+            verdict: Verdict = True if 2 * holding > counted else False if 2 * failing >= counted else open_yet
         else:
-            verdict = False if holding < len(seen) else True if holding == counted else None
+            verdict = worst(*(holds for holds, _ in seen), *unseen)
         if not seen:
             return verdict, NOT_RUN + beside
         missing = f", {counted - len(seen)} not run yet" if len(seen) < counted else ""
         told = "; ".join(text for _, text in seen)
         return verdict, f"true in {holding} of {len(seen)}{missing}: {told}{beside}"
 
-    def _of_depths(self) -> tuple[bool | None, str]:
+    def _of_depths(self) -> tuple[Verdict, str]:
         """Judge by the depths that count; all that were measured are told."""
         seen, judged = [], []
         for number, depth in enumerate(self.names["depths"].values()):
@@ -243,8 +285,8 @@ class _Rule:
             here = self._let(self.claim, {**self.names, "depth": depth})
             seen.append({**depth, "text": say(self.claim.get("each", ""), here)})
             if value_of(self.claim["counts"], here):
-                judged.append(bool(value_of(self.claim["holds"], here)))
-        holds = all(judged) if judged else None
+                judged.append(value_of(self.claim["holds"], here))
+        holds = worst(*judged) if judged else None
         if not judged and "each" not in self.claim:
             return holds, NOT_RUN
         if not seen and self.claim["depths"] != "deeper":

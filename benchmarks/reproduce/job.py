@@ -23,7 +23,7 @@ SETTINGS = {  # the module of each, which has it in its dict `RUNS`
     **dict.fromkeys(("energy_mlp", "california_linear", "california_mlp"), "per_sample.settings"),
     **dict.fromkeys(("bloodmnist_head", "cifar10_cnn", "cifar100_resnet20"), "per_sample.settings"),
     **dict.fromkeys(("sst2_head", "sst2_transformer"), "per_sample.settings"),
-    **dict.fromkeys(("gls_resnet18", "gls_full_model"), "gls.run"),
+    **dict.fromkeys(("gls_resnet18", "gls_resnet18_long", "gls_full_model", "gls_averaged"), "gls.run"),
     **dict.fromkeys(("lood_retrained", "lood_correlation"), "lood.attacks"),
     **{"lood_influence": "lood.influence", "lood_activations": "lood.attacks"},
     **{"lood_queries": "lood.searches", "lood_searches": "lood.searches", "lood_toys": "lood.toys"},
@@ -129,6 +129,16 @@ def read_result(results: Path, name: str) -> tuple[dict[str, Any], Arrays] | Non
         return None
     with np.load(path.with_suffix(".npz")) as held:
         return json.loads(path.read_text(encoding="utf-8")), {key: held[key].astype(np.float64) for key in held}
+
+
+def references_of(job: Job, name: str) -> tuple[dict[str, Any], Arrays]:
+    """Return the results of another setting that this one builds on; a small run's are beside it."""
+    places = [job.work.parent / f"{name}-small"] if job.small else [job.out, RESULTS]
+    for place in places:
+        both = all((place / name).with_suffix(kind).exists() for kind in (".json", ".npz"))
+        if both and (found := read_result(place, name)) is not None:
+            return found
+    raise SystemExit(f"{job.setting} needs {name}.json and .npz in {places[0]}: run {name} first")
 
 
 def check_plan(marker: Path, plan: Mapping[str, Any]) -> None:

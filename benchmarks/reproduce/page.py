@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -84,6 +84,25 @@ def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
     def top(found: dict[str, Any], score: str, truth: str = "lira") -> float:
         return found["agreement"][truth][score][recall][0]
 
+    def each_target(found: dict[str, Any], score: str) -> list[float]:
+        return found["top 1% in 5%, each target"][score]
+
+    def finds_more(found: dict[str, Any], scores: list[str], other: str) -> Any:
+        return written.worst(
+            *(written.gain(each_target(found, score), each_target(found, other))["verdict"] for score in scores)
+        )
+
+    def differ(found: dict[str, Any], one: Sequence[str], other: Sequence[str]) -> Any:
+        """Judge whether one (truth, score) has a higher recall than another, from means and deviations over targets."""
+        cells = [found["agreement"][truth][score][recall] for truth, score in (one, other)]
+        margin = written.ERRORS * math.hypot(cells[0][1] or 0, cells[1][1] or 0) / math.sqrt(found["targets"])
+        return written.beyond(cells[0][0] - cells[1][0], margin, found["targets"])
+
+    def above_chance(own: dict[str, Any]) -> Any:
+        middle, deviation = own[recall]
+        margin = written.ERRORS * (deviation or 0) / math.sqrt(own["targets"])
+        return written.beyond(middle - names["limits"]["chance"], margin, own["targets"])
+
     def missing(name: str) -> str:
         return NOT_RUN if name in names["to_be_had"] or name not in names["settings"] else NO_DATA
 
@@ -131,7 +150,10 @@ def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
         "cell": cell,
         "far_in_table_1": far_in_table_1,
         "far_in_table_5": far_in_table_5,
-        "each_target": lambda found, score: found["top 1% in 5%, each target"][score],
+        "each_target": each_target,
+        "finds_more": finds_more,
+        "differ": differ,
+        "above_chance": above_chance,
         "times_faster": lambda found: found["seconds"]["references"] / found["seconds"]["per_target"]["surrogates"],
         "shared": lambda found: names["shared_gpu"].get(found["setting"]) == found["seconds"]["surrogates"],
         # without fused, and without what only measures how noisy the truth is
@@ -152,10 +174,6 @@ def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
     shown = [*printed_depths, *([title] if title in measured or title in given_up else [])]
     depths: dict[str, Any] = {}
     for name, own in measured.items():
-        trace = own["all"]["gls_trace"]
-        cells = [{**trace[metric], "depth": name, "metric": metric} for metric in names["metrics"] if metric in trace]
-        for each in cells:
-            each["low"] = each["mean"] - each["half_width"]
         doubtful = own.get("solve_error", 0.0) >= limits["doubtful"]
         depths[name] = {
             **own,
@@ -165,8 +183,6 @@ def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
             "doubtful": doubtful,
             "judged": own["targets"] >= limits["few_targets"] and not doubtful,
             "unjudged": ", not judged: the error of its solves is too large" if doubtful else "",
-            "lowest": min(cells, key=lambda cell: cell["low"]),
-            "without": [words for metric, words in names["metrics"].items() if metric not in trace],
         }
 
     def missing(depth: str) -> str:
@@ -178,8 +194,24 @@ def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
         value = depths[depth][over]["gls_trace"].get(metric)
         return "–" if value is None else written.plus(value)
 
+    def steady(metric: str, depth: dict[str, Any]) -> Any:
+        """Judge whether GLS correlates with a metric, where the models themselves agree on it."""
+        told = depth["all"]["gls_trace"].get(metric)
+        if told is None:  # of targets without every model's answer
+            return True
+        agreed = found["two_halves_of_the_models"].get(metric, 1.0) >= limits["least"]
+        return written.beyond(told["mean"] - limits["least"], told["half_width"]) if agreed else written.UNDECIDED
+
+    def as_good(own: dict[str, float], last: dict[str, float]) -> Any:
+        margin = math.hypot(own["half_width"], last["half_width"]) / math.sqrt(last["of"])  # two standard errors
+        return written.beyond(limits["as_good"] - own["mean"] + last["mean"], margin, last["of"])
+
     return {
         "found": found,
+        "averaged": _averaged(names),
+        "printed_lira": names["printed"]["table_2"]["lira"][printed_depths[0]],
+        "steady": steady,
+        "as_good": as_good,
         "depths": depths,
         "given_up": given_up,
         "shown": shown,
@@ -188,6 +220,18 @@ def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
         "solve_error": lambda own: f"{'' if 'sum_of_traces' in own else '≈ '}{own['solve_error']:.2f}",
         "per_cent": lambda each: written.spread([mean(each), stdev(each) if len(each) > 1 else None], 1, 100),
     }
+
+
+def _averaged(names: dict[str, Any]) -> dict[str, Any] | None:
+    """Return how GLS of the last layer goes with the LiRA score averaged over models: measured, or of normal laws."""
+    if (long := names["gls_resnet18_long"]) is not None:
+        own = long["depths"]["last layer"]
+        told = f"{own['targets']} targets, {long['models_trained']} models of {long['training']['epochs']} epochs"
+        return {over: own[over]["gls_trace"] for over in ("all", "first")} | {"targets": own["targets"], "told": told}
+    if (kept := names["gls_averaged"]) is None:
+        return None
+    told = f"{kept['targets']} targets, from the means and deviations kept of {kept['references']} models"
+    return {**kept, "told": told}
 
 
 def _of_lood(names: dict[str, Any]) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from benchmarks.reproduce.gls.training import (
     members_of,
     phi_of,
 )
-from benchmarks.reproduce.gls.truth import GRID, of_model, tradeoff
+from benchmarks.reproduce.gls.truth import GAPS, GRID, of_model, said_by_summaries, said_of_target, tradeoff
 from benchmarks.reproduce.gls.work import Store
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from giveaway.attacks import AttackScores
+from giveaway.attacks import AttackScores, lira, lira_within
+from giveaway.evaluation import effect_sizes
 from giveaway.network import InverseCurvature, Network, score_records
 from giveaway.records import Signals
 
@@ -167,6 +168,37 @@ def test_an_attack_on_one_model_is_told_by_its_threshold(digits):
     for alpha in (0.0, 0.03, 0.05, 0.31, 0.5, 0.99, 1.0):
         thresholds = [at for at in (*here, -np.inf, np.inf) if (here[~own] > at).mean() <= alpha]
         assert found.true_positive_rate[alpha].value == pytest.approx(max((here[own] > at).mean() for at in thresholds))
+
+
+def test_the_lira_score_averaged_over_models_and_gaps_of_means():
+    rng = np.random.default_rng(0)
+    members = rng.random((40, 30)) < 0.5
+    phi = rng.normal(1, 1 + rng.random(30), (40, 30)) + members * rng.random(30)
+    signals = Signals(phi, members, kind="phi")
+    said = said_of_target(signals, lira_within(signals), 3)
+    rest = np.delete(np.arange(40), 3)
+    within = lira_within(signals).scores
+    p, loss = 1 / (1 + np.exp(-phi)), np.log(1 + np.exp(-phi))
+    for record in range(30):
+        inside = [model for model in rest if members[model, record]]
+        outside = [model for model in rest if not members[model, record]]
+        assert said["lira_mean"][record] == pytest.approx(np.mean([within[model, record] for model in inside]))
+        for name, values in zip(GAPS, (phi, p, loss), strict=True):
+            gap = abs(values[inside, record].mean() - values[outside, record].mean())
+            assert said[name][record] == pytest.approx(gap)
+    # from means and deviations alone: each model among its own references, and normal laws
+    effect = effect_sizes(signals)
+    moments = {name: getattr(effect, name) for name in ("mean_in", "mean_out", "deviation_in", "deviation_out")}
+    by_moments = said_by_summaries(phi[3], moments)
+    flattered = lira(signals, signals, centre="mean").scores
+    many = rng.normal(size=400_000)
+    for record in range(0, 30, 10):
+        own = flattered[members[:, record], record]
+        assert by_moments["lira_mean"][record] == pytest.approx(own.mean(), rel=1e-9)
+        side = [moments[f"mean_{k}"][record] + moments[f"deviation_{k}"][record] * many for k in ("in", "out")]
+        gap = abs(np.mean(1 / (1 + np.exp(-side[0]))) - np.mean(1 / (1 + np.exp(-side[1]))))
+        assert by_moments["mean_gap_probability"][record] == pytest.approx(gap, abs=2e-3)
+        assert by_moments["mean_gap"][record] == pytest.approx(abs(side[0].mean() - side[1].mean()), abs=1e-2)
 
 
 def test_tradeoff_is_what_thresholds_give_at_both_ends_of_the_leverage():

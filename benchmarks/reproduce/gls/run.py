@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.networks import RESNET_18
+from benchmarks.reproduce.gls.averaged import run_averaged
 from benchmarks.reproduce.gls.leverage import Solving
 from benchmarks.reproduce.gls.measures import at_depth, mean_by_record, measure, of_training
 from benchmarks.reproduce.gls.training import DEPTHS, FOLDS, Schedule, members_of
 from benchmarks.reproduce.gls.truth import said_by_summaries
 from benchmarks.reproduce.gls.work import CHECKED, DRAWN, FUSED, Size, Work
-from benchmarks.reproduce.job import RESULTS, Arrays, Job, read_result
+from benchmarks.reproduce.job import Arrays, Job, references_of
 
 RESNET, FULL_MODEL = "gls_resnet18", "gls_full_model"
 COMPARED = (DEPTHS[0], DEPTHS[-1])
@@ -29,6 +31,7 @@ FULL = Size(
     {DEPTHS[1]: 1, DEPTHS[2]: 1, FUSED: 1, DEPTHS[3]: 1},
     ((DEPTHS[1], 4), (DEPTHS[2], 4), (FUSED, 16), (CHECKED, 1), (DEPTHS[3], 4), (DEPTHS[1], 16), (DEPTHS[2], 16)),
 )
+LONG = replace(FULL, schedule=Schedule(epochs=30), at_once={DEPTHS[0]: 16}, after_all={}, at_last=())
 SMALL = Size(
     (3, 4, 4, 5),
     Schedule(epochs=1, batch=50, rate=0.1),
@@ -40,10 +43,10 @@ SMALL = Size(
 SMALL_MODELS = 4 * FOLDS  # LiRA wants several models without each record
 
 
-def run_resnet(job: Job) -> None:
+def run_resnet(job: Job, size: Size = FULL) -> None:
     """Train, score and measure whatever is not kept yet."""
-    size = SMALL if job.small else FULL
     if job.small:
+        size = SMALL
         job = replace(job, models=max(job.models, SMALL_MODELS))
     work = Work(job, size, range(job.targets))
     if work.measures_only(range(job.models)):
@@ -72,7 +75,7 @@ def _save_resnet(work: Work) -> None:
 
 def run_full_model(job: Job) -> None:
     """Measure GLS of the full model on targets that are none of the models of gls_resnet18."""
-    told, summaries = _references(job)
+    told, summaries = references_of(job, RESNET)
     first = told["models_trained"]
     targets = range(first, first + job.targets)
     size = SMALL if job.small else FULL
@@ -84,16 +87,6 @@ def run_full_model(job: Job) -> None:
         for number in targets:
             work.target(number, size.at_once)
     _save_full_model(work, summaries)
-
-
-def _references(job: Job) -> tuple[dict[str, Any], Arrays]:
-    """Return what was kept of the models that targets are compared with."""
-    places = [job.work.parent / f"{RESNET}-small"] if job.small else [job.out, RESULTS]
-    for place in places:
-        both = all((place / RESNET).with_suffix(kind).exists() for kind in (".json", ".npz"))
-        if both and (found := read_result(place, RESNET)) is not None:
-            return found
-    raise SystemExit(f"{FULL_MODEL} needs {RESNET}.json and .npz in {places[0]}: run {RESNET} first")
 
 
 def _save_full_model(work: Work, summaries: Arrays) -> None:
@@ -122,4 +115,7 @@ def _save_full_model(work: Work, summaries: Arrays) -> None:
     job.save(result, arrays)
 
 
-RUNS = {RESNET: run_resnet, FULL_MODEL: run_full_model}
+RUNS = {
+    **{RESNET: run_resnet, FULL_MODEL: run_full_model, "gls_averaged": run_averaged},
+    "gls_resnet18_long": partial(run_resnet, size=LONG),
+}

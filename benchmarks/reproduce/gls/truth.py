@@ -3,11 +3,12 @@ trade-off curves of LiRA on the records of highest and lowest leverage (Figure 4
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 from scipy.stats import norm
 
 from benchmarks.reproduce.gls.training import FOLDS
@@ -19,9 +20,15 @@ from giveaway.records import Signals
 
 FALSE_POSITIVES = 0.05
 SHARE = 0.02  # of the highest and of the lowest leverage
-METRICS = ("lira", "deviation_ratio", "tpr", "tpr_fitted", "mean_gap", "effect_size", "minus_phi")
+GAPS = {
+    "mean_gap": lambda phi: phi,
+    "mean_gap_probability": expit,
+    "mean_gap_loss": lambda phi: np.logaddexp(0.0, -phi),
+}
+METRICS = ("lira", "lira_mean", "deviation_ratio", "tpr", "tpr_fitted", *GAPS, "effect_size", "minus_phi")
 MOMENTS = ("mean_in", "mean_out", "deviation_in", "deviation_out")
 TINY = 1e-12
+NODES = 60  # of Gauss and Hermite
 GRID = tuple(step / 100 for step in range(101))
 
 
@@ -30,12 +37,22 @@ def said_of_target(signals: Signals, attack: AttackScores, number: int) -> dict[
     others = np.delete(np.arange(signals.models), number)
     rest = AttackScores("lira", attack.scores[others], signals.members[others], {})
     effect = effect_sizes(signals.of_models(others))
+    phi, inside = signals.values[:, :, 0].astype(np.float64), rest.members
     return {
         "lira": attack.scores[number],
+        "lira_mean": _mean(rest.scores, inside),
         "tpr": success_at(rest, FALSE_POSITIVES),
         **_of_moments(effect),
-        "minus_phi": -signals.values[number, :, 0].astype(np.float64),
+        **{
+            name: np.abs(_mean(seen := statistic(phi[others]), inside) - _mean(seen, ~inside))
+            for name, statistic in GAPS.items()
+        },
+        "minus_phi": -phi[number],
     }
+
+
+def _mean(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    return (values * mask).sum(0) / mask.sum(0)
 
 
 def success_at(attack: AttackScores, false_positive_rate: float) -> np.ndarray:
@@ -58,7 +75,29 @@ def said_by_summaries(phi: np.ndarray, summaries: Mapping[str, np.ndarray]) -> d
     gap = moments["mean_in"] - moments["mean_out"]
     effect_size = np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)
     effect = EffectSizes(**moments, effect_size=effect_size)
-    return {"lira": inside - outside, **_of_moments(effect), "minus_phi": -phi}
+    return {
+        "lira": inside - outside,
+        "lira_mean": mean_ratio(effect),
+        **_of_moments(effect),
+        **{name: normal_gap(effect, statistic) for name, statistic in GAPS.items()},
+        "minus_phi": -phi,
+    }
+
+
+def mean_ratio(effect: EffectSizes) -> np.ndarray:
+    """Return the mean of LiRA's score over the models with the record, each among its own references: the divergence of
+    the two normal laws."""
+    outside = effect.deviation_out + FLOOR
+    squares = effect.deviation_in**2 + (effect.mean_in - effect.mean_out) ** 2
+    return np.log(outside / (effect.deviation_in + FLOOR)) + squares / (2 * outside**2) - 0.5
+
+
+def normal_gap(effect: EffectSizes, statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the distance between the means of a statistic of φ under the normal laws with and without the record."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    sides = ((effect.mean_in, effect.deviation_in), (effect.mean_out, effect.deviation_out))
+    inside, outside = (statistic(mean[:, None] + sd[:, None] * nodes) @ weights for mean, sd in sides)
+    return np.abs(inside - outside) / weights.sum()
 
 
 def _of_moments(effect: EffectSizes) -> dict[str, np.ndarray]:
@@ -66,7 +105,6 @@ def _of_moments(effect: EffectSizes) -> dict[str, np.ndarray]:
     return {
         "deviation_ratio": effect.deviation_out / np.maximum(effect.deviation_in, TINY),
         "tpr_fitted": norm.sf((threshold - effect.mean_in) / np.maximum(effect.deviation_in, TINY)),
-        "mean_gap": np.abs(effect.mean_out - effect.mean_in),
         "effect_size": effect.effect_size,
     }
 
@@ -92,8 +130,11 @@ def between_targets(attack: AttackScores, targets: int) -> dict[str, float] | No
 def between_halves(signals: Signals) -> dict[str, float]:
     """Return the Spearman correlation of what every other group of models says with what the rest says."""
     groups = np.arange(signals.models) // FOLDS
-    one, other = (_of_moments(effect_sizes(signals.of_models(np.flatnonzero(groups % 2 == k)))) for k in (0, 1))
-    names = ("deviation_ratio", "mean_gap", "effect_size")
+    effects = [effect_sizes(signals.of_models(np.flatnonzero(groups % 2 == k))) for k in (0, 1)]
+    one, other = (
+        {**_of_moments(e), "mean_gap": np.abs(e.mean_out - e.mean_in), "lira_mean": mean_ratio(e)} for e in effects
+    )
+    names = ("deviation_ratio", "mean_gap", "lira_mean", "effect_size")
     return {name: round(spearman(one[name], other[name]), 4) for name in names}
 
 
