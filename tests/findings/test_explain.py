@@ -23,7 +23,7 @@ def test_shares_by_hand():
     scores = np.zeros(100)
     classes = np.array(["a"] * 90 + ["b"] * 10)
     scores[[90, 91, 92, 0, 1]] = [5, 4, 3, 2, 1]
-    found = breakdown(made(classes, scores), "class", "class")
+    found = breakdown(made(classes, scores), "class")
     assert found.top == 5
     rare, common = found.groups
     assert (rare.name, rare.rows, rare.exposed) == ("b", 10, 3)
@@ -44,9 +44,9 @@ def test_shares_by_hand():
 def test_a_skewed_half_stands_out_and_one_class_alone_does_not():
     scores = np.zeros(1000)
     scores[:35], scores[500:515] = 1.0, 1.0
-    half = breakdown(made([0] * 500 + [1] * 500, scores), "class", "class")
+    half = breakdown(made([0] * 500 + [1] * 500, scores), "class")
     assert [(group.name, group.stands_out) for group in half.groups] == [("0", True), ("1", False)]
-    (alone,) = breakdown(made([0] * 1000, scores), "class", "class").groups
+    (alone,) = breakdown(made([0] * 1000, scores), "class").groups
     assert (alone.low, alone.ratio, alone.high, alone.stands_out) == (1.0, 1.0, 1.0, False)
 
 
@@ -59,7 +59,7 @@ def test_classes_and_every_subgroup_are_looked_at():
 
 def test_small_groups_are_shared_together_or_not_at_all():
     classes = ["big"] * 180 + ["large"] * 40 + ["tiny-secret"] * 3 + ["small-secret"] * 4
-    told = json.dumps(breakdown(made(classes, np.arange(227.0)), "class", "class").to_json())
+    told = json.dumps(breakdown(made(classes, np.arange(227.0)), "class").to_json())
     assert "secret" not in told
     found = json.loads(told)
     # seven rows alone would still be fewer than ten: the next smallest joins them
@@ -74,7 +74,7 @@ def told_of(counts, sizes):
         scores[start : start + count] = 1.0
         start += size
     table = made(np.repeat(np.arange(len(sizes)), sizes), scores)
-    found = breakdown(table, "class", "class", top=sum(counts) / sum(sizes)).to_json()
+    found = breakdown(table, "class", top=sum(counts) / sum(sizes)).to_json()
     return {g["name"]: g["among_the_most_exposed"] for g in found["groups"]}
 
 
@@ -84,7 +84,7 @@ def test_small_counts_of_exposed_do_not_follow_from_the_others():
     assert told_of([26, 20, 0], [500, 480, 20]) == {"0": 30, POOLED: 20}
     assert told_of([20, 15, 30], [20, 480, 300]) == {POOLED: 50, "1": 20}  # all twenty are exposed
     assert told_of([3, 3, 2, 40], [100, 100, 100, 500]) == {"0": None, "1": None, "2": None, "3": None}
-    few = breakdown(made([0] * 90 + [1] * 90, np.arange(180.0)), "class", "class")
+    few = breakdown(made([0] * 90 + [1] * 90, np.arange(180.0)), "class")
     assert few.to_json() is None  # fewer than ten of the most exposed
 
 
@@ -101,7 +101,7 @@ def test_no_small_count_is_told_or_follows_from_the_total(counts, more):
         return
     scores = np.concatenate([np.repeat([1.0, 0.0], [c, s - c]) for c, s in zip(counts, sizes, strict=True)])
     table = made(np.repeat(np.arange(len(sizes)), sizes), scores)
-    found = breakdown(table, "class", "class", top=sum(counts) / sum(sizes)).to_json()
+    found = breakdown(table, "class", top=sum(counts) / sum(sizes)).to_json()
     told = [group["name"] for group in found["groups"] if group["among_the_most_exposed"] is not None]
     known = {str(number): count for number, count in enumerate(counts)}
     rest = [number for name, number in known.items() if name not in told]
@@ -115,7 +115,7 @@ def test_no_small_count_is_told_or_follows_from_the_total(counts, more):
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=80), st.integers(0, 2**32 - 1))
 def test_what_is_shared_hides_every_small_group(classes, seed):
     scores = np.random.default_rng(seed).random(len(classes))
-    whole = breakdown(made(classes, scores), "class", "class")
+    whole = breakdown(made(classes, scores), "class")
     assert sum(group.rows for group in whole.groups) == len(classes)
     assert sum(group.exposed for group in whole.groups) == whole.top
     shared = whole.shareable()

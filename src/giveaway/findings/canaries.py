@@ -51,21 +51,17 @@ def choose(candidates: Candidates, k: int) -> np.ndarray:
     k = int(check_number("k", k, minimum=1, remedy="ask for at least one canary"))
     if k > c:
         raise fail("k", f"at most {c}, the number of candidates", f"{k}", "ask for fewer canaries")
-    quality = candidates.quality.astype(np.float64)
-    unexplained = np.ones(c)
-    factor = np.zeros((k, c))
-    free = np.ones(c, dtype=bool)
-    chosen: list[int] = []
+    unexplained, factor, chosen = np.ones(c), np.zeros((k, c)), list[int]()
     for step in range(k):
-        gain = np.where(free & (unexplained > COPY), quality**2 * unexplained, -1.0)
+        gain = np.where(unexplained > COPY, candidates.quality.astype(np.float64) ** 2 * unexplained, -1.0)
+        gain[chosen] = -1.0
         best = int(gain.argmax())
         if gain[best] < 0.0:
-            rest = np.flatnonzero(free)  # in the order of exposure
+            rest = np.setdiff1d(np.arange(c), chosen)  # in the order of exposure
             return candidates.rows[[*chosen, *rest[: k - step]]]
         row = candidates.similarity[best] - factor[:step, best] @ factor[:step]
         factor[step] = row / np.sqrt(unexplained[best])
         unexplained -= factor[step] ** 2
-        free[best] = False
         chosen.append(best)
     return candidates.rows[chosen]
 

@@ -69,17 +69,13 @@ class Breakdown:
             rows, exposed = sum(group.rows for group in together), sum(group.exposed for group in together)
             pooled = group_of(POOLED, rows, exposed, self.rows, self.top)
             if not rest or not small(pooled):
-                groups = sorted([*rest, pooled], key=lambda group: (-group.ratio, group.name))
-                return replace(self, groups=tuple(groups))
+                return replace(self, groups=_ordered([*rest, pooled]))
             together.append(rest.pop(0))
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return the shareable form; None if fewer than ten rows are the most exposed.
-
-        Groups with counts below ten on either side are put together with others, the smallest that do not stand out.
-        Where nothing else would be left, those counts are withheld instead, and as many others as it takes so that none
-        of them follows from the total. What is told is rounded, and so is what is made of it.
-        """
+        """Return the shareable form, rounded; None if fewer than ten rows are the most exposed. Groups with counts under
+        ten on either side join the smallest that do not stand out. Where nothing else would be left, those counts are
+        withheld instead, and as many others as it takes so that none of them follows from the total."""
         if self.top < LEAST:
             return None
         groups = self._together(lambda group: group.small, lambda group: (group.stands_out, group.rows)).groups
@@ -95,39 +91,37 @@ class Breakdown:
         for group in sorted(groups, key=lambda group: (-about(group.rows), group.name)):
             shown.append({"name": group.name, "rows": about(group.rows), "among_the_most_exposed": None})
             if group.name not in hidden:
-                rows, exposed = min(about(group.rows), all_rows), min(about(group.exposed), top)
-                coarse = group_of(group.name, rows, exposed, all_rows, top)
-                chance = {"by_chance_from": round(coarse.low, 2), "by_chance_to": round(coarse.high, 2)}
-                ratio = {"times_an_even_share": round(coarse.ratio, 2), **chance}
-                shown[-1] |= {"among_the_most_exposed": exposed, **ratio, "stands_out": group.stands_out}
+                exposed = min(about(group.exposed), top)
+                coarse = group_of(group.name, min(about(group.rows), all_rows), exposed, all_rows, top)
+                shown[-1] |= {"among_the_most_exposed": exposed, "times_an_even_share": round(coarse.ratio, 2)}
+                shown[-1] |= {"by_chance_from": round(coarse.low, 2), "by_chance_to": round(coarse.high, 2)}
+                shown[-1]["stands_out"] = group.stands_out
         return {"kind": self.kind, "most_exposed": top, "groups": shown}
 
 
 def breakdowns(table: ScoreTable) -> list[Breakdown]:
     """Return the breakdown by class, and by every subgroup that the table knows."""
-    kinds = {"class": "class"} if "class" in table.attributes else {}
-    kinds |= {name: name.removeprefix(SUBGROUP) for name in table.attributes if name.startswith(SUBGROUP)}
-    return [breakdown(table, name, kind) for name, kind in kinds.items()]
+    named = (name for name in table.attributes if name == "class" or name.startswith(SUBGROUP))
+    return [breakdown(table, name) for name in sorted(named, key=lambda name: name != "class")]
 
 
-def breakdown(table: ScoreTable, attribute: str, kind: str, *, top: float = TOP) -> Breakdown:
+def breakdown(table: ScoreTable, attribute: str, *, top: float = TOP) -> Breakdown:
     """Count how the most exposed `top` of the rows are spread over the values of `attribute`."""
     count = max(1, round(top * len(table)))
     names, value_of = np.unique(table[attribute], return_inverse=True)
-    rows = np.bincount(value_of, minlength=len(names))
-    exposed = np.bincount(value_of[table.order()[:count]], minlength=len(names))
+    rows, exposed = (
+        np.bincount(value_of[which], minlength=len(names)) for which in (slice(None), table.order()[:count])
+    )
     counts = zip(map(str, names), rows.tolist(), exposed.tolist(), strict=True)
-    return _broken_down(kind, counts, len(table), count)
+    groups = (group_of(*each, len(table), count) for each in counts)
+    return Breakdown(attribute.removeprefix(SUBGROUP), _ordered(groups), len(table), count)
 
 
-def _broken_down(kind: str, counts: Iterable[tuple[str, int, int]], rows: int, top: int) -> Breakdown:
-    groups = [group_of(*count, rows, top) for count in counts]
-    return Breakdown(kind, tuple(sorted(groups, key=lambda group: (-group.ratio, group.name))), rows, top)
+def _ordered(groups: Iterable[Group]) -> tuple[Group, ...]:
+    return tuple(sorted(groups, key=lambda group: (-group.ratio, group.name)))
 
 
 def group_of(name: str, rows: int, exposed: int, all_rows: int, top: int) -> Group:
-    chance = (all_rows, rows, top)
-    tail = (1 - CONFIDENCE) / 2
-    even = rows * top / all_rows
+    chance, tail, even = (all_rows, rows, top), (1 - CONFIDENCE) / 2, rows * top / all_rows
     low, high = (float(end) / even for end in hypergeom.ppf([tail, 1 - tail], *chance))
     return Group(name, rows, exposed, exposed / even, low, high, bool(hypergeom.sf(exposed - 1, *chance) <= tail))

@@ -8,7 +8,7 @@ import io
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,7 +80,8 @@ class ReportExtras:
         arrays: dict[str, np.ndarray] = {}
         for name in KINDS:
             if (part := getattr(self, name)) is not None:
-                stated[name] = _take_apart(part, f"{name}_", arrays)
+                stated[name] = {key: value for key, value in vars(part).items() if not isinstance(value, np.ndarray)}
+                arrays |= {f"{name}_{key}": value for key, value in vars(part).items() if key not in stated[name]}
         stream = io.BytesIO()
         np.savez_compressed(stream, allow_pickle=False, stated=np.array(json.dumps(stated)), **arrays)
         return stream.getvalue()
@@ -94,31 +95,21 @@ class ReportExtras:
         arrays = read_arrays("folder", path, "giveaway audit")
         with reading("folder", path, "file written by giveaway audit"):
             stated = parse_json(str(arrays["stated"]))
-            known = [(name, kind) for name, kind in KINDS.items() if name in stated]
-            parts: Any = {name: _put_together(kind, f"{name}_", arrays, stated[name]) for name, kind in known}
+            parts: dict[str, Any] = {}
+            for name, kind in KINDS.items():
+                if (known := stated.get(name)) is not None:
+                    types = types_of(kind)
+                    values = {key: known[key] if key in known else arrays[f"{name}_{key}"] for key in types}
+                    check_fields(FILE, values, types)
+                    parts[name] = kind(**values)
             return cls(**parts, missing=stated["missing"])
 
 
-KINDS = {"feature_map": FeatureMap, "candidates": Candidates, "contents": Contents}  # what each part is made of
-
-
-def _take_apart(part: Any, prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Add the arrays of a dataclass to `arrays`, and return its other fields."""
-    held = {item.name: getattr(part, item.name) for item in fields(part)}
-    arrays |= {prefix + name: value for name, value in held.items() if isinstance(value, np.ndarray)}
-    return {name: value for name, value in held.items() if not isinstance(value, np.ndarray)}
-
-
-def _put_together(kind: Any, prefix: str, arrays: dict[str, np.ndarray], stated: dict[str, Any]) -> Any:
-    names = [item.name for item in fields(kind) if item.name not in stated]
-    values = {**stated, **{name: arrays[prefix + name] for name in names}}
-    check_fields(FILE, values, types_of(kind))
-    return kind(**values)
+KINDS: dict[str, Any] = {"feature_map": FeatureMap, "candidates": Candidates, "contents": Contents}
 
 
 def make_extras(head: Head, table: ScoreTable, *, method: str = "auto", show_records: bool = False) -> ReportExtras:
-    """Make the optional parts of a report: a map of the features by `method`, and with `show_records` the records
-    themselves."""
+    """Make the optional parts of a report, with a map by `method`, and with `show_records` the records themselves."""
     check_choice("map", method, MAPS)
     missing: dict[str, str] = {}
 
@@ -180,10 +171,8 @@ def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: in
 
 def chosen_rows(table: ScoreTable, most: int, seed: int) -> np.ndarray:
     """Return the row numbers of the most exposed and of others at random, `most` in all, ascending."""
-    order = table.order()
-    exposed, others = np.split(order, [min(EXPOSED, most)])
-    more = min(most - len(exposed), len(others))
-    picked = np.random.default_rng(seed).choice(others, size=more, replace=False)
+    exposed, others = np.split(table.order(), [min(EXPOSED, most)])
+    picked = np.random.default_rng(seed).choice(others, size=min(most - len(exposed), len(others)), replace=False)
     return np.sort(np.concatenate([exposed, picked]))
 
 
@@ -203,26 +192,26 @@ def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float | None]:
 def contents_of(inputs: Any, rows: np.ndarray) -> Contents:
     """Show what `rows` of the records hold: images as PNG, strings cut short, a table's columns with their names."""
     if hasattr(inputs, "iloc"):
-        names = [shown_text(name, 40) for name in inputs.columns[:MOST_COLUMNS]]
-        lines = (inputs.iloc[int(row)].tolist() for row in rows)
-        return Contents(rows, [_columns(names, line, len(inputs.columns)) for line in lines], pictures=False)
-    if isinstance(inputs, list | tuple):
+        names, lines = inputs.columns, [inputs.iloc[int(row)].tolist() for row in rows]
+    elif isinstance(inputs, list | tuple):
         return Contents(rows, [shown_text(inputs[int(row)], MOST_LETTERS) for row in rows], pictures=False)
-    held = inputs[np.sort(rows)]
-    chosen = (to_numpy(held) if isinstance(held, torch.Tensor) else np.asarray(held))[np.argsort(np.argsort(rows))]
-    if chosen.ndim in (3, 4) and chosen.dtype.kind in "fiub":
-        return Contents(rows, [b64encode(_png(image)).decode() for image in _as_colours(chosen)], pictures=True)
-    if chosen.ndim == 1:
-        return Contents(rows, [shown_text(value, MOST_LETTERS) for value in chosen.tolist()], pictures=False)
-    flat = chosen.reshape(len(chosen), -1)
-    names, lines = list(map(str, range(min(MOST_COLUMNS, flat.shape[1])))), flat[:, :MOST_COLUMNS].tolist()
-    return Contents(rows, [_columns(names, line, flat.shape[1]) for line in lines], pictures=False)
+    else:
+        held = inputs[np.sort(rows)]
+        chosen = (to_numpy(held) if isinstance(held, torch.Tensor) else np.asarray(held))[np.argsort(np.argsort(rows))]
+        if chosen.ndim in (3, 4) and chosen.dtype.kind in "fiub":
+            return Contents(rows, [b64encode(_png(image)).decode() for image in _as_colours(chosen)], pictures=True)
+        if chosen.ndim == 1:
+            return Contents(rows, [shown_text(value, MOST_LETTERS) for value in chosen.tolist()], pictures=False)
+        flat = chosen.reshape(len(chosen), -1)
+        names, lines = range(flat.shape[1]), flat[:, :MOST_COLUMNS].tolist()
+    more = f", … {len(names) - MOST_COLUMNS} more" if len(names) > MOST_COLUMNS else ""
+    first = [shown_text(name, 40) for name in names[:MOST_COLUMNS]]
+    told = [", ".join(f"{name}: {_cell(value)}" for name, value in zip(first, line, strict=False)) for line in lines]
+    return Contents(rows, [text + more for text in told], pictures=False)
 
 
-def _columns(names: list[str], values: list[Any], width: int) -> str:
-    texts = (f"{value:.4g}" if isinstance(value, float) else shown_text(value, 40) for value in values)
-    more = f", … {width - len(names)} more" if width > len(names) else ""
-    return ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=False)) + more
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else shown_text(value, 40)
 
 
 def _as_colours(images: np.ndarray) -> np.ndarray:

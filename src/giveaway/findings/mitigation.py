@@ -104,18 +104,15 @@ class Mitigation:
             "An attack that fails is no proof of safety. These are models like yours, not the one that you release: "
             "audit that one.",
         ]
-        if self.people:
-            said.append(
-                "Records, not people, were left out and held out, so that a person's records may be on both sides."
-            )
-        for one in self.outcomes:
-            if one.before is not None:
-                said.append(
-                    f"{one.remedy.label.capitalize()}, the attack on the next {self.top} has an AUC of "
-                    f"{one.attack.on_most_exposed.value:.2f}; it was {one.before.value:.2f} while the others were "
-                    "there. Leaving records out can make others stand out."
-                )
-        return said
+        whose = "Records, not people, were left out and held out, so that a person's records may be on both sides."
+        said += [whose] if self.people else []
+        return said + [
+            f"{one.remedy.label.capitalize()}, the attack on the next {self.top} has an AUC of "
+            f"{one.attack.on_most_exposed.value:.2f}; it was {one.before.value:.2f} while the others were there. Leaving "
+            "records out can make others stand out."
+            for one in self.outcomes
+            if one.before is not None
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +126,12 @@ class Trial:
     kept: np.ndarray
     top: np.ndarray
 
-    def finished(self) -> set[int]:
+    def missing(self) -> int:
+        """Return how many of its models are not trained yet."""
         if not self.folder.exists():
-            return set()
+            return self.plan.models
         with open_store(self.folder, stored_kind(self.folder, self.plan)) as store:
-            return store.finished()
+            return len(set(range(self.plan.models)) - store.finished())
 
 
 class Trials:
@@ -176,8 +174,7 @@ class Trials:
         private_folder(Path(self.folder))
         first = self.trials[0]
         train_plan(first.training, replace(first.plan, models=1), first.folder)
-        missing = sum(len(set(range(trial.plan.models)) - trial.finished()) for trial in self.trials)
-        return stored_seconds(first.folder, 1) or 0.0, missing
+        return stored_seconds(first.folder, 1) or 0.0, sum(trial.missing() for trial in self.trials)
 
     def run(self, on_model: OnModel | None = None) -> Mitigation:
         """Train what is missing, and measure; a remedy that cannot be trained is told among the missing."""
@@ -199,11 +196,9 @@ class Trials:
                 continue
             before = signals if before is None else before
             outcomes.append(self._outcome(trial, signals, before))
-        held, top = int(self.held.sum()), len(self.trials[0].top)
+        counts = len(self.table), int(self.held.sum()), len(self.trials[0].top), self.models
         measure = "R²" if self.training.labels is None else "accuracy"
-        return Mitigation(
-            tuple(outcomes), missing, len(self.table), held, top, self.models, measure, self.table.ranking()
-        )
+        return Mitigation(tuple(outcomes), missing, *counts, measure, self.table.ranking())
 
     def _outcome(self, trial: Trial, signals: Signals, before: Signals) -> RemedyOutcome:
         attackers = slice(1, None) if self.models else slice(1)
@@ -294,10 +289,9 @@ def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:
     """Return one weight per row in (0, 1] that brings its newton down to the `cap` quantile of all rows
     (docs/derivations.md): exact for squared loss and one row at a time, else an estimate, so audit the retrained model.
     Weights multiply those of the audited training and are not normalised."""
-    for name in ("newton", "influence"):
-        if name not in table.scores:
-            remedy = "audit a linear head with it; a black box has no curvature to tell how a record pulls"
-            raise fail("table", f"the column {name}", ", ".join(table.columns), remedy)
+    if lacking := [name for name in ("newton", "influence") if name not in table.scores]:
+        remedy = "audit a linear head with it; a black box has no curvature to tell how a record pulls"
+        raise fail("table", f"the column {lacking[0]}", ", ".join(table.columns), remedy)
     remedy = "give a quantile, such as 0.9"
     if not 0.0 < check_number("cap", cap, minimum=0.0, remedy=remedy) <= 1.0:
         raise fail("cap", "a quantile above 0 and up to 1", f"{cap:g}", remedy)

@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,18 +51,7 @@ class Remedy:
             return replace(changed, sample_weight=weights if own is None else own * weights)
         if training.is_estimator:
             return replace(changed, model=clone(training.model).set_params(**self.settings))
-        return replace(changed, model=WithSettings(training.model, self.settings)) if self.settings else changed
-
-
-@dataclass(frozen=True, eq=False)
-class WithSettings:
-    """A user's function with settings of a remedy, known by its own source."""
-
-    func: Any
-    settings: Mapping[str, Any]
-
-    def __call__(self, rows: np.ndarray, seed: int, **options: Any) -> Any:
-        return self.func(rows, seed, **self.settings, **options)
+        return replace(changed, model=partial(training.model, **self.settings)) if self.settings else changed
 
 
 def remedies(

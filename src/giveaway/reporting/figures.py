@@ -186,7 +186,7 @@ def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -
     count = round(n * check_number("share", share, minimum=0, remedy="such as 0.05"))
     if not 0 < count <= n:
         raise fail("share", f"a share that keeps 1 to {n} rows", f"{share:g}", "keep more, or fewer")
-    known = breakdown(table, "class", "class", top=share).shareable().groups
+    known = breakdown(table, "class", top=share).shareable().groups
     uneven = sorted(known, key=lambda group: -abs(group.exposed - group.rows * count / n))[:MOST_CLASSES]
     groups = sorted(uneven, key=lambda group: group.ratio)  # the highest on top
     title = f"Classes of the top {percent(share)} by {plain(table.ranking())} ({count:,} of {n:,} rows)"
