@@ -35,7 +35,7 @@ from benchmarks.recipes import RECIPES, Recipe, signals_of
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves, stored_seconds
 from giveaway.attacks.stacked import State, train_stacked
-from giveaway.extract.batches import mirrored, shifted
+from giveaway.extract.batches import shifted
 from giveaway.records import Signals
 from giveaway.storage.files import write_atomically
 
@@ -126,7 +126,7 @@ def audited_with(model: nn.Module, x: torch.Tensor, member: np.ndarray) -> dict[
         return torch.cat([part(change(block)).cpu() for block in x.split(BLOCK)]).numpy()
 
     features = outputs(lambda images: images, body)[member]
-    mirror = outputs(mirrored).astype(np.float16)
+    mirror = outputs(lambda images: images.flip(-1)).astype(np.float16)
     moves = [partial(shifted, down=down, right=right) for down, right in SHIFTS]
     shift = np.stack([outputs(move) for move in moves]).astype(np.float16)
     given = torch.from_numpy(features).to(x.device)

@@ -127,8 +127,6 @@ def from_batches(
     if isinstance(batches, Iterator):
         remedy = "pass a list, a DataLoader or an object with __iter__"
         raise fail("batches", "something that can be read again", "an iterator, which ends after one pass", remedy)
-    if weight is None and bias is not None:
-        raise fail("bias", "weight together with bias", "bias alone", "pass weight= as well")
     reader, like, known = _ArrayReader(batches, linear=weight is not None), None, defaultdict[str, list[Any]](list)
     for batch in reader.first_pass():
         like = like or _features_and_outputs(batch)
@@ -205,10 +203,8 @@ class _ArrayReader(RecordReader):
 
 def _features_and_outputs(batch: RecordBatch) -> Pair:
     """Return both as floats; there are no columns of outputs where the weights give them."""
-    x = batch.keywords["features"]
-    f = batch.keywords.get("outputs", torch.empty(len(x), 0, dtype=torch.float64))
-    f = f.unsqueeze(1) if f.ndim == 1 else f
-    x, f = (value if value.is_floating_point() else value.to(torch.float64) for value in (x, f))
+    x: Any = as_float_rows("features", batch.keywords["features"])
+    f: Any = as_float_rows("outputs", batch.keywords.get("outputs", torch.empty(len(x), 0, dtype=torch.float64)))
     return x, f
 
 
@@ -227,14 +223,11 @@ def linear_outputs(
     check_shape("weight", weight, (None, features.shape[1]), f"(outputs, {features.shape[1]}), a column a feature")
     if bias is not None:
         check_shape("bias", bias, (len(weight),), f"({len(weight)},), one number an output")
-    lazy = LinearRows(features, weight, bias)
+    lazy, size = LinearRows(features, weight, bias), rows_at_a_time(features)
     if lazy.nbytes >= LARGE_BYTES:
         return lazy
-    outputs = torch.empty(lazy.shape, dtype=torch.float64)
-    theta, size = weight.to(torch.float64).T, rows_at_a_time(features)
-    for start in range(0, len(features), size):
-        block = slice(start, start + size)
-        torch.matmul(features[block].to(torch.float64), theta, out=outputs[block])
+    blocks = (features[start : start + size].to(torch.float64) for start in range(0, len(features), size))
+    outputs = torch.cat([block @ weight.to(torch.float64).T for block in blocks])
     return outputs if bias is None else outputs.add_(bias.to(torch.float64))
 
 

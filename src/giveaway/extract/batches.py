@@ -52,11 +52,10 @@ class RecordBatch:
         return [*self.arguments, *self.keywords.values()]
 
     def inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-
         def copied(leaf: Any) -> Any:
             return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
-        return _mapped(self.arguments, copied), _mapped(self.keywords, copied)
+        return mapped((self.arguments, self.keywords), copied)
 
     def leaves(self) -> Iterator[Any]:
         """Yield tensors, arrays, lists of plain values and single values of inputs and targets, without nesting."""
@@ -75,7 +74,7 @@ class RecordBatch:
                 return leaf
             return leaf[rows] if isinstance(leaf, torch.Tensor | np.ndarray) else [leaf[row] for row in rows]
 
-        return RecordBatch(*_mapped((self.arguments, self.keywords, self.targets), chosen))
+        return RecordBatch(*mapped((self.arguments, self.keywords, self.targets), chosen))
 
     def holds(self, row: int, alone: "RecordBatch") -> bool:
         """Whether a row is the record that is `alone` in another batch, apart from padding at one of its ends."""
@@ -101,11 +100,8 @@ def split_batch(batch: Any, keys: Batches) -> RecordBatch:
     if named and places["targets"] is None:
         known = [key for key in TARGET_KEYS if key in parts]
         if len(known) != 1:
-            expected, got = (
-                "a batch with one of the keys " + ", ".join(TARGET_KEYS),
-                ", ".join(map(str, known or parts)),
-            )
-            raise fail("data", expected, f"keys {got}", "name the targets: batches=Batches(targets=...)")
+            expected, got = "a batch with one of the keys " + ", ".join(TARGET_KEYS), map(str, known or parts)
+            raise fail("data", expected, f"keys {', '.join(got)}", "name the targets: batches=Batches(targets=...)")
         places["targets"] = known[0]
     if named and places["ids"] is None:
         # A two-dimensional "ids" is a model input (token ids), not one name a record.
@@ -114,9 +110,8 @@ def split_batch(batch: Any, keys: Batches) -> RecordBatch:
     if not named and keys.targets is None:
         if keys.inputs is None and len(parts) != 2 + (keys.ids is not None):
             expected = "batches (inputs, targets), or (inputs, targets, ids) with Batches(ids=2)"
-            raise fail(
-                "data", expected, f"a batch of {len(parts)} parts", "say which is which: Batches(targets=, ids=)"
-            )
+            got, remedy = f"a batch of {len(parts)} parts", "say which is which: Batches(targets=, ids=)"
+            raise fail("data", expected, got, remedy)
         places["targets"] = 1
     y = as_tensor("targets", parts.get(places["targets"])).cpu()
     if y.ndim == 0:
@@ -140,11 +135,12 @@ def model_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested dicts, tuples and lists with each of their leaves changed."""
     if isinstance(value, Mapping):
-        return {key: _mapped(part, change) for key, part in value.items()}
-    if isinstance(value, tuple | list) and not _is_plain_list(value):
-        parts = [_mapped(part, change) for part in value]
+        return {key: mapped(part, change) for key, part in value.items()}
+    if isinstance(value, tuple | list) and not (value and _is_plain_list(value)):
+        parts = [mapped(part, change) for part in value]
         return parts if isinstance(value, list) else type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return change(value)
 
@@ -163,9 +159,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _has_rows(leaf: Any, rows: int) -> bool:
     """Whether a leaf holds something of each row, and not of all of them together."""
-    if isinstance(leaf, torch.Tensor | np.ndarray):
-        return leaf.ndim > 0 and len(leaf) == rows
-    return isinstance(leaf, list | tuple) and len(leaf) == rows
+    several = isinstance(leaf, torch.Tensor | np.ndarray | list | tuple) and getattr(leaf, "ndim", 1) > 0
+    return several and len(leaf) == rows
 
 
 def _same_but_for_padding(row: Any, alone: Any) -> bool:
@@ -217,10 +212,6 @@ def _row_bytes(leaf: Any, rows: int) -> Iterator[Any]:
     raise fail("data", "inputs made of tensors, arrays, numbers or strings", got, remedy)
 
 
-def mirrored(images: torch.Tensor) -> torch.Tensor:
-    return images.flip(-1)
-
-
 def shifted(images: torch.Tensor, down: int, right: int) -> torch.Tensor:
     """Return images (n, c, h, w) moved by whole steps of 6 % of their sides; the border is mirrored.
 
@@ -235,7 +226,7 @@ def shifted(images: torch.Tensor, down: int, right: int) -> torch.Tensor:
 
 
 OF_IMAGES: dict[str, tuple[Change, ...]] = {
-    "mirror": (mirrored,),
+    "mirror": (lambda images: images.flip(-1),),
     "shift": (partial(shifted, down=1, right=1), partial(shifted, down=-1, right=-1)),
 }
 

@@ -69,26 +69,26 @@ class HeadLayer:
         finally:
             for handle in handles:
                 handle.remove()
-        if not runs and self._requested is None:
-            raise _not_linear("no nn.Linear ran")
         if not runs:
-            got = f"{self._requested!r}, which the forward leaves out"
-            raise fail("layer", "a layer that runs", got, "name another")
+            if self._requested is None:
+                raise _not_linear("no nn.Linear ran")
+            raise fail(
+                "layer", "a layer that runs", f"{self._requested!r}, which the forward leaves out", "name another"
+            )
         if (count := runs.count(runs[-1])) > 1:
             got = f"layer {runs[-1]!r}, which runs {count} times in one forward pass"
             raise fail("layer", "a layer that runs once a record", got, "name another with layer=, or build Head")
         return result, runs[-1], seen[0], seen[1]
 
     def check_is_function(self, batch: RecordBatch, first: Pair) -> None:
-        """Refuse a model whose rows depend on chance, on earlier calls, or on the other records of the batch.
+        """Refuse a model whose rows, `first` of this batch, depend on chance, on earlier calls, or on other records.
 
-        `first` is what `rows_of` gave on the batch. The model runs once more on all of it and, if the batch can be
-        divided, on its halves in mixed order, twice: a mixing of rows may agree with itself on one division.
+        It runs once more on the batch and, if that can be divided, on its halves in mixed order, twice: a mixing of
+        rows may agree with itself on one division.
         """
         if any(module.training for module in self.model.modules()):
-            raise fail(
-                "model", "a forward in evaluation mode", "one that calls train()", "leave the mode to the caller"
-            )
+            got = "one that calls train()"
+            raise fail("model", "a forward in evaluation mode", got, "leave the mode to the caller")
         remedy = "turn off dropout and noise that are always on"
         _check_same(self.rows_of(batch), first, "other values on the same batch", remedy)
         if not batch.by_rows:
@@ -204,10 +204,8 @@ def _logits(result: Any) -> Any:
 
 def _is_output(result: Any, candidate: torch.Tensor) -> bool:
     """Whether the model returned `candidate`, up to squeezed axes and the cast to another precision."""
-    result = _logits(result)
-    if not isinstance(result, torch.Tensor):
+    said = _logits(result)
+    if not isinstance(said, torch.Tensor) or (said.numel(), said.device) != (candidate.numel(), candidate.device):
         return False
-    if result.numel() != candidate.numel() or result.device != candidate.device:
-        return False
-    a, b = result.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
+    a, b = said.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
     return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)

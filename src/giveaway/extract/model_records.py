@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import InputError, as_tensor, check_finite, check_memory, fail
-from giveaway.extract.batches import USUAL, Batches, RecordBatch, model_inputs
+from giveaway.extract.batches import USUAL, Batches, RecordBatch, mapped, model_inputs
 from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffers, is_dataset, places_of
 from giveaway.extract.torch_model import same_random_states
 from giveaway.records.head import Head
@@ -36,8 +36,7 @@ class ModelRecords(RecordBatch):
         def moved(value: torch.Tensor) -> torch.Tensor:
             return value[rows].to(self.device, self.dtype if value.is_floating_point() else None)
 
-        named = {name: moved(value) for name, value in self.keywords.items()}
-        return RecordBatch(tuple(map(moved, self.arguments)), named, moved(self.targets))
+        return RecordBatch(*mapped((self.arguments, self.keywords, self.targets), moved))
 
     def batches(self, rows: int) -> Iterator[tuple[slice, RecordBatch]]:
         for start in range(0, self.n, rows):
@@ -73,12 +72,8 @@ def inputs_of_head(data: Any, head: Head, *, batches: Batches = USUAL) -> Inputs
     inputs, targets, ids = _read_twice(RecordReader(data, batches))
     if len(targets) != head.n:
         raise fail("data", f"{head.n} records in every pass", f"{len(targets)} in another", READ_AGAIN)
-    if ids is None:
-        return inputs
-    order = torch.from_numpy(places_of(head.ids, ids))
-    if isinstance(inputs, dict):
-        return {key: tensor[order] for key, tensor in inputs.items()}
-    return tuple(tensor[order] for tensor in inputs)
+    order = slice(None) if ids is None else torch.from_numpy(places_of(head.ids, ids))
+    return mapped(inputs, lambda tensor: tensor[order])
 
 
 def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:

@@ -46,9 +46,8 @@ class RecordReader:
         if type(sampler) is BatchSampler and sampler.drop_last and isinstance(sampler.sampler, Sized):
             count = len(sampler.sampler)
             if lost := count % sampler.batch_size:
-                raise fail(
-                    "data", ORDERED, f"drop_last=True, which leaves out {lost} of {count}", "set drop_last=False"
-                )
+                got = f"drop_last=True, which leaves out {lost} of {count}"
+                raise fail("data", ORDERED, got, "set drop_last=False")
         self.unknown_order = why_order_is_unknown(self.loader)
         if in_order and self.unknown_order:
             raise fail("data", ORDERED, self.unknown_order, "use shuffle=False and no sampler")
@@ -88,14 +87,9 @@ class RecordReader:
             self.proof = "two equal passes"
             first.check_repeated_by(RowFingerprints(self.batches()))
             return
-        packs: DataLoader[Any] = DataLoader(
-            _Alone(loader),
-            batch_size=PACK,
-            collate_fn=list,
-            num_workers=loader.num_workers,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-        )
+        workers: Any = {"num_workers": loader.num_workers, "worker_init_fn": loader.worker_init_fn}
+        workers["multiprocessing_context"] = loader.multiprocessing_context
+        packs: DataLoader[Any] = DataLoader(_Alone(loader), batch_size=PACK, collate_fn=list, **workers)
         alone = RowFingerprints(split_batch(batch, self._keys) for pack in packs for batch in pack)
         self.proof = "every record read by itself"
         if len(first.shapes | alone.shapes) == 1 or not len(first.changed_in(alone)):
@@ -214,8 +208,7 @@ def _other_record(row: int, got: str) -> InputError:
 
 
 class RowBuffers:
-    """Blocks of rows by the name of their array, joined into tensors, written in place where the number of rows is
-    known beforehand, or into lists."""
+    """Blocks of rows by the name of their array, joined: tensors, in place where their number is known, or lists."""
 
     def __init__(self, total: int | None) -> None:
         self._total, self._filled, self._blocks = total, dict[Any, int](), dict[Any, list[Any]]()
@@ -234,14 +227,11 @@ class RowBuffers:
         self._filled[name] = start + len(block)
 
     def joined(self) -> dict[Any, Any]:
-        return {
-            name: list(chain(*blocks))
-            if isinstance(blocks[0], list)
-            else torch.cat(blocks)
-            if blocks[1:]
-            else blocks[0]
-            for name, blocks in self._blocks.items()
-        }
+        def join(blocks: list[Any]) -> Any:
+            return list(chain(*blocks)) if isinstance(blocks[0], list) else torch.cat(blocks)
+
+        whole = self._blocks.items()
+        return {name: join(blocks) if blocks[1:] else blocks[0] for name, blocks in whole}
 
 
 def is_dataset(data: Any) -> bool:

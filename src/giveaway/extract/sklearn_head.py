@@ -102,7 +102,21 @@ def from_sklearn(
 
 
 def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
-    fields = FIELDS[type(estimator)](estimator, *_checked_inputs(estimator, X, y), sample_weight)
+    """Return the fields of a Head; X, sparse if it was, and y have the shapes that `estimator` was fitted with."""
+    X = as_rows(X)
+    if X.ndim != 2:
+        raise fail("X", "shape (records, features)", f"shape {X.shape}", REFIT)
+    y = checked_targets(y, X.shape[0])
+    if X.shape[1] != estimator.n_features_in_:
+        expected = f"{estimator.n_features_in_} columns, as the estimator was fitted with"
+        raise fail("X", expected, f"{X.shape[1]} columns", REFIT)
+    if X.dtype.kind not in "fiub":
+        try:
+            X = X.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            remedy = "encode the columns as numbers, or pass the whole Pipeline"
+            raise fail("X", "an array of numbers", f"dtype {X.dtype}", remedy) from error
+    fields = FIELDS[type(estimator)](estimator, X, y, sample_weight)
     for name in ("features", "weight", "bias"):
         fields[name] = None if fields[name] is None else as_tensor(name, fields[name])
     return fields | {"outputs": linear_outputs(fields["features"], fields["weight"], fields["bias"])}
@@ -175,24 +189,6 @@ def _class_names(estimator: Any) -> tuple[str, ...] | None:
     if classes.dtype.kind in "iuf" and np.array_equal(classes, np.arange(len(classes))):
         return None
     return tuple(str(name) if str(name).strip() else repr(name) for name in classes.tolist())
-
-
-def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
-    """Return X as numbers (sparse if it was) and y, in the shapes that `estimator` was fitted with."""
-    X = as_rows(X)
-    if X.ndim != 2:
-        raise fail("X", "shape (records, features)", f"shape {X.shape}", REFIT)
-    y = checked_targets(y, X.shape[0])
-    if X.shape[1] != estimator.n_features_in_:
-        expected = f"{estimator.n_features_in_} columns, as the estimator was fitted with"
-        raise fail("X", expected, f"{X.shape[1]} columns", REFIT)
-    if X.dtype.kind not in "fiub":
-        try:
-            X = X.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            remedy = "encode the columns as numbers, or pass the whole Pipeline"
-            raise fail("X", "an array of numbers", f"dtype {X.dtype}", remedy) from error
-    return X, y
 
 
 def checked_targets(y: Any, n: int) -> np.ndarray:

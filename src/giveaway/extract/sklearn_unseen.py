@@ -34,9 +34,7 @@ def out_of_bag(
     estimator: Any, X: Any, outputs: np.ndarray, *, sample_weight: Any = None, groups: Any = None
 ) -> np.ndarray | None:
     """Average what the estimators of a fitted bag say of the records (with `groups`, people) that they never saw, in
-    the shape of `outputs`, NaN where all saw them; None for no bag, and where all saw everybody. `X` and
-    `sample_weight` are those of the fit, in its order: leaves that hold as many records, or an oob_score repeated,
-    prove it."""
+    the shape of `outputs`, NaN where all saw them; None for no bag, and where all saw everybody."""
     if type(estimator) not in FORESTS + BAGGING or (not estimator.bootstrap and type(estimator) in FORESTS):
         return None
     n, shape = len(outputs), outputs.shape[1:]

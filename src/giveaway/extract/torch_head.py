@@ -115,13 +115,9 @@ def from_torch(
     reader = RecordReader(data, batches, ids_given=ids is not None)
     for argument, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight)):
         _check_order_of(argument, value, reader.loader.dataset)
-    run = _Run(
-        reader,
-        HeadLayer(module, layer, reduction, device, autocast),
-        InputCollector(keep.inputs, reader.total),
-        Variants(False if streamed and relatives is None else relatives),
-        streamed,
-    )
+    linear = HeadLayer(module, layer, reduction, device, autocast)
+    variants = Variants(False if streamed and relatives is None else relatives)
+    run = _Run(reader, linear, InputCollector(keep.inputs, reader.total), variants, streamed)
     with errors_about("held_out "):
         others = None if held_out is None else RecordReader(held_out, batches)
     with untouched(module, reader.loader):
@@ -183,10 +179,11 @@ def from_torch_shared(
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
     )
-    kept = Cached(shared.share(processes.rank, size).path, inputs=False)
-    head = from_torch(
-        model, share, keep=kept, batches=batches, held_out=held_out if processes.rank == 0 else None, **more
+    kept, others = (
+        Cached(shared.share(processes.rank, size).path, inputs=False),
+        held_out if processes.rank == 0 else None,
     )
+    head = from_torch(model, share, keep=kept, batches=batches, held_out=others, **more)
     processes.barrier()
     parts = [shared.share(rank, size).arrays() for rank in range(size)]
 
@@ -207,8 +204,7 @@ def from_torch_shared(
 
 @dataclass
 class _Run:
-    """The model's run over all records, and over variants of them: what it reads, asks, and keeps of the inputs.
-    Where rows are `streamed`, the model runs over sampled batches alone, and over variants."""
+    """The model's run over all records and variants of them; where rows are `streamed`, over sampled batches alone."""
 
     reader: RecordReader
     layer: HeadLayer
@@ -248,16 +244,13 @@ class _Run:
 
         def begin() -> Iterator[Pair]:
             if model_digest(layer.model) != weights:
-                got = "weights that changed after from_torch"
-                raise fail(
-                    "model", "the same model in every pass", got, "call from_torch again, or keep=Cached(folder)"
-                )
+                got, remedy = "weights that changed after from_torch", "call from_torch again, or keep=Cached(folder)"
+                raise fail("model", "the same model in every pass", got, remedy)
             later = reader.later_pass()
             while True:
                 # Batch by batch: between two of them the model is the user's, as it was.
                 with untouched(layer.model, reader.loader, proved=False):
-                    batch = next(later, None)
-                    if batch is None:
+                    if (batch := next(later, None)) is None:
                         return
                     pair = layer.rows_of(batch)
                 yield pair
@@ -269,8 +262,8 @@ class _Run:
 
 
 def _held_out(records: RecordReader, training: RecordReader, layer: HeadLayer | None) -> dict[str, torch.Tensor]:
-    """Run the model over records that it was not trained on, once, as their order does not matter; return outputs and
-    targets. Without a layer only read them."""
+    """Run the model over records that it was not trained on, once; return outputs and targets. Without a layer only
+    read them."""
     buffers = RowBuffers(records.total)
     with errors_about("held_out "), same_random_states(records.loader):
         for batch in records.first_pass():
@@ -349,8 +342,7 @@ def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | No
         if names is None:
             raise fail(argument, "one value a record", "a dict without ids", "pass ids=, or ids in the batches")
         rows = names.tolist() if isinstance(names, np.ndarray | torch.Tensor) else list(names)
-        missing = sum(name not in value for name in rows)
-        if missing:
+        if missing := sum(name not in value for name in rows):
             raise fail(argument, "a value for every id", f"none for {missing} of {len(rows)}", "add the missing ids")
         return np.array([value[name] for name in rows])
     if value is not None and unknown_order:

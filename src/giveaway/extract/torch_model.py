@@ -52,8 +52,7 @@ def device_of(model: nn.Module, requested: torch.device | str | None) -> torch.d
 
 def model_digest(model: nn.Module) -> str:
     """Return the SHA-256 of what the model prints and of its parameters and buffers; code in a forward is not seen."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return _digest_of(named, ADDRESS.sub("", repr(model)))
+    return _digest_of(dict([*model.named_parameters(), *model.named_buffers()]), ADDRESS.sub("", repr(model)))
 
 
 def _digest_of(named: Mapping[str, torch.Tensor], *text: str) -> str:
@@ -174,10 +173,11 @@ def load_weights(
             "of another shape": [n for n in expected if n in state and np.shape(state[n]) != np.shape(expected[n])],
         }
         got = ", ".join(f"{len(names)} {kind} (first {names[0]})" for kind, names in kinds.items() if names)
-        remedy = "use the function that made the model of these weights"
-        raise fail(
-            "weights", f"the parameters of {type(model).__name__}", got or type(error).__name__, remedy
-        ) from error
+        expected, remedy = (
+            f"the parameters of {type(model).__name__}",
+            "use the function that made the model of these weights",
+        )
+        raise fail("weights", expected, got or type(error).__name__, remedy) from error
     return model
 
 

@@ -107,11 +107,10 @@ def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tupl
         got, remedy = f"shape {tuple(outputs.shape)}", "give loss= as a function that returns one loss a record"
         raise fail("loss", "outputs (records, classes or values)", got, remedy)
     chosen = infer_loss(targets, outputs) if name == "auto" else name
-    wide = outputs.shape[1] > 1
     y = check_targets(targets, outputs[:1].expand(len(targets), -1), chosen)
     if chosen == "squared":
         return lambda f, t: (f.double() - t).square().sum(1), y
-    if chosen == "cross_entropy" and wide:
+    if chosen == "cross_entropy" and outputs.shape[1] > 1:
         return lambda f, t: functional.cross_entropy(f.double(), t, reduction="none"), y
     y = y.double().reshape(len(y), -1)
     return lambda f, t: functional.binary_cross_entropy_with_logits(f.double(), t, reduction="none").sum(1), y
@@ -119,16 +118,13 @@ def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tupl
 
 def _in_order(checkpoints: Any) -> list[Path]:
     if isinstance(checkpoints, str | os.PathLike):
-        found = glob.glob(os.path.expanduser(checkpoints), recursive=True)
+        checkpoints = glob.glob(os.path.expanduser(checkpoints), recursive=True)
         numbers = re.compile(r"(\d+)").split
-        found.sort(key=lambda name: [int(part) if part.isdigit() else part for part in numbers(name)])
-        files = [Path(name) for name in found]
-    else:
-        files = [Path(name) for name in checkpoints]
-    if len(files) < LEAST:
-        got, remedy = f"{len(files)} files", "name them by a pattern in quotes, such as 'run/*.safetensors'"
+        checkpoints.sort(key=lambda name: [int(part) if part.isdigit() else part for part in numbers(name)])
+    if len(checkpoints) < LEAST:
+        got, remedy = f"{len(checkpoints)} files", "name them by a pattern in quotes, such as 'run/*.safetensors'"
         raise fail("checkpoints", f"at least {LEAST} checkpoints", got, remedy)
-    return files
+    return [Path(name) for name in checkpoints]
 
 
 def _digest(files: Sequence[Path]) -> str:

@@ -87,15 +87,13 @@ def named_function(argument: str, reference: str) -> Callable[..., Any]:
 
 
 def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return `inputs` of the file as float64 (n, …), uint8 images with channels first from 0 to 1; `targets` if
-    wanted."""
+    """Return `inputs` of the file as float64 (n, …), images with channels first from 0 to 1; `targets` if wanted."""
     inputs, *labels = read_npz_keys("inputs", path, ("inputs", "targets") if targets else ("inputs",))
     return as_numbers(inputs), labels[0] if labels else None
 
 
 def records_from(path: str | os.PathLike[str]) -> Any:
-    """Return `inputs` of an .npz file, or an .npy file mapped into memory, as stored; only uint8 images get their
-    channels first, and a row of strings becomes a list."""
+    """Return `inputs` of an .npz file, or an .npy file mapped into memory, in the types that they are stored in."""
     plain = "save plain numbers, or a table as strings: table.astype(str)"
     if Path(path).suffix != ".npy":
         return as_records(read_npz_keys("inputs", path, ("inputs",), plain)[0])
@@ -104,11 +102,9 @@ def records_from(path: str | os.PathLike[str]) -> Any:
 
 
 def signals_from(path: str | os.PathLike[str]) -> Signals:
-    """Return the signals stored in `path`, a folder of Signals.save or an .npz.
-
-    An .npz holds one of `logits`, `probabilities`, `phi` or `squared_error` under that name, `members` as (models,
-    records) of 0/1 or packed with numpy.packbits along the records, and `labels` where the kind needs them.
-    """
+    """Return the signals in `path`, a folder of Signals.save or an .npz: `logits`, `probabilities`, `phi` or
+    `squared_error`, `members` as 0/1 or packed with numpy.packbits along the records, and `labels` if the kind needs
+    them."""
     if Path(path).is_dir():
         return Signals.load(path)
     with reading("signals", path, ".npz file") as file, np.load(file, allow_pickle=False) as stored:
@@ -212,9 +208,8 @@ def read_stored(path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
         stored[name] = _stacked(name, places)
         for file in with_rows:
             if file not in places:
-                raise fail(
-                    name, "the same arrays in every shard", f"no {name} in {file.name}", "write it there as well"
-                )
+                got = f"no {name} in {file.name}"
+                raise fail(name, "the same arrays in every shard", got, "write it there as well")
             beside, rows = first.setdefault(file, (name, len(places[file])))
             if len(places[file]) != rows:
                 expected, got = f"{rows} rows in {file.name}, as of {beside}", f"{len(places[file])} rows"

@@ -73,9 +73,9 @@ class Breakdown:
             together.append(rest.pop(0))
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return the shareable form, rounded; None if fewer than ten rows are the most exposed. Groups with counts under
-        ten on either side join the smallest that do not stand out. Where nothing else would be left, those counts are
-        withheld instead, and as many others as it takes so that none of them follows from the total."""
+        """Return the shareable form, rounded; None if fewer than ten rows are the most exposed. Groups with counts
+        under ten on either side join the smallest that do not stand out. Where nothing else would be left, those counts
+        are withheld, and as many others as it takes so that none of them follows from the total."""
         if self.top < LEAST:
             return None
         groups = self._together(lambda group: group.small, lambda group: (group.stands_out, group.rows)).groups

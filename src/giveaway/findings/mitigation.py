@@ -108,8 +108,8 @@ class Mitigation:
         said += [whose] if self.people else []
         return said + [
             f"{one.remedy.label.capitalize()}, the attack on the next {self.top} has an AUC of "
-            f"{one.attack.on_most_exposed.value:.2f}; it was {one.before.value:.2f} while the others were there. Leaving "
-            "records out can make others stand out."
+            f"{one.attack.on_most_exposed.value:.2f}; it was {one.before.value:.2f} while the others were there. "
+            "Leaving records out can make others stand out."
             for one in self.outcomes
             if one.before is not None
         ]
