@@ -84,21 +84,22 @@ def repeated(halves: list[Truth]) -> dict[str, float] | None:
 
 
 def ratio_error(tables: list[Arrays]) -> dict[str, float]:
-    """Return the largest |newton/influence · (1 − h) − 1| over all records and targets, and the largest h."""
+    """Return the largest |newton/influence · (1 − h) − 1| over all records and targets; h at most and in the middle."""
     worst, highest = 0.0, 0.0
     for table in tables:
         usable = table["influence"] > np.finfo(np.float64).tiny
         ratio = table["newton"][usable] / table["influence"][usable]
         worst = max(worst, float(np.abs(ratio * (1 - table["leverage"][usable]) - 1).max()))
         highest = max(highest, float(table["leverage"].max()))
-    return {"largest_error": worst, "largest_leverage": highest}
+    middle = float(np.median(np.concatenate([table["leverage"] for table in tables])))
+    return {"largest_error": worst, "largest_leverage": highest, "median_leverage": middle}
 
 
 def shown(table: Arrays, rows: np.ndarray, data: Data) -> dict[str, Any]:
     """Return the records with the highest and lowest scores of the first target, by their rows in the file; for
     sentences, the highest themselves."""
     found: dict[str, dict[str, Any]] = {}
-    for score in ("newton", "influence", "fused"):
+    for score in (name for name in ("newton", "influence", "fused") if name in table):
         order = np.argsort(-table[score], kind="stable")
         found[score] = {
             "highest": data.rows[rows[order[:SHOWN]]].tolist(),

@@ -104,11 +104,9 @@ def energy(folder: Path | None) -> Data:
     return _table(table[:, :8], table[:, 8], 614)
 
 
-def california(folder: Path | None) -> Data:
-    """Read California Housing: 16,512 of the 20,640 districts."""
-    if folder is None:
-        return _table(*made_table(20640), 16512)
-    return _table(*housing(folder), 16512)
+def california(folder: Path | None, seed: int = 0) -> Data:
+    """Read California Housing: 16,512 of the 20,640 districts, drawn by `seed`."""
+    return _table(*(made_table(20640) if folder is None else housing(folder)), 16512, seed)
 
 
 def bloodmnist_images(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
@@ -123,13 +121,21 @@ def bloodmnist_images(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
     return images, labels.reshape(-1).astype(np.int64)
 
 
-def bloodmnist_features(folder: Path | None) -> Data:
-    """Read features of the frozen encoder: 8,000 of the images, as many as the paper's."""
+def bloodmnist_features(folder: Path | None, width: int = 1280) -> Data:
+    """Read features of the frozen encoder: 8,000 images, as many as the paper's. Fewer than its 1,280 features are
+    coordinates in a random subspace, the same in every run."""
     images, labels = bloodmnist_images(folder)
     x = _features(folder, "bloodmnist", len(labels), 1280)
+    if width < x.shape[1]:
+        x = x @ np.linalg.qr(np.random.default_rng(3).normal(size=(x.shape[1], width)))[0].astype(np.float32)
     order = _order(len(labels))
     kept = order[:8000]
     return Data(x[order], labels[order], 8000, images[kept].transpose(0, 3, 1, 2), kept)
+
+
+def bloodmnist_384(folder: Path | None) -> Data:
+    """Read as many features as the paper's encoder has."""
+    return bloodmnist_features(folder, 384)
 
 
 def cifar10_images(folder: Path | None) -> Data:
@@ -186,8 +192,8 @@ def _features(folder: Path | None, name: str, count: int, width: int) -> np.ndar
     return x
 
 
-def _table(x: np.ndarray, y: np.ndarray, records: int) -> Data:
-    order = _order(len(x))
+def _table(x: np.ndarray, y: np.ndarray, records: int, seed: int = 0) -> Data:
+    order = _order(len(x), seed)
     kept = order[:records]
     centre, spread = x[kept].mean(0), np.maximum(x[kept].std(0), 1e-12)
     inputs = ((x - centre) / spread)[order].astype(np.float32)
@@ -205,9 +211,9 @@ def _images(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
     return Data(np.ascontiguousarray(inputs), labels, len(x), themselves, np.arange(len(x)))
 
 
-def _order(count: int) -> np.ndarray:
-    """Which rows of a file come first; the same in every run, whatever its seed."""
-    return np.random.default_rng(0).permutation(count)
+def _order(count: int, seed: int = 0) -> np.ndarray:
+    """Which rows of a file come first; the same in every run, whatever its own seed."""
+    return np.random.default_rng(seed).permutation(count)
 
 
 IMAGE_SIDE = 112

@@ -32,12 +32,9 @@ PROBES = 64
 
 
 def score_target(
-    model: nn.Sequential, data: Data, rows: Any, number: int, job: Job, *, l2: float, head_only: bool, whole: bool
+    model: nn.Sequential, data: Data, rows: Any, number: int, job: Job, *, experiment: Experiment
 ) -> tuple[Arrays, dict[str, float]]:
-    """Return columns by name, one value a training record, and the seconds of each kind; both are kept in --work.
-
-    head_only : nothing but the head was trained. whole : also compute the influence through all parameters.
-    """
+    """Return columns by name, one value a training record, and the seconds of each kind; both are kept in --work."""
     path = job.work / "scores" / f"{number}.npz"
     if path.exists():
         return read_piece(path)
@@ -51,24 +48,43 @@ def score_target(
         return result
 
     def of_head() -> tuple[ga.Head, ScoreTable]:
-        head = head_of(model, x, y, l2, job.device)
+        head = head_of(model, x, y, experiment.l2(len(rows)), job.device)
         names = OF_HEAD + (("entropy",) if data.classes else ())
         return head, ga.audit(head, scores=names, curvature=Auto(l2_sensitivity=False))
 
     head, table = costed("surrogates", of_head)
     columns = {name: table[name] for name in table.columns}
-    inputs = {"fused": x.numpy() if head_only else data.of(rows)}
-    if head_only:
+    columns |= costed("input_gradient", lambda: input_gradient(model, x, y, job.device))
+    inputs = {"fused": x.numpy() if experiment.head_only else data.of(rows)}
+    if experiment.head_only:
         inputs["fused_records"] = data.of(rows)
-    for name, records in inputs.items():
+    for name, records in inputs.items() if experiment.fused else ():
         with_inputs = replace(head, inputs=records)
         fused = costed(name, partial(ga.audit, with_inputs, scores="fused", curvature=Auto(l2_sensitivity=False)))
         columns[name] = fused["fused"]
-    if whole:
+    if number < experiment.whole_network:
         columns["whole_network"] = costed("whole_network", lambda: whole_network(model, x, y, data, job))
     write_piece(path, columns, seconds)
     job.stop_in_time()
     return columns, seconds
+
+
+def input_gradient(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, device: torch.device) -> Arrays:
+    """Return the norm of the loss's gradient in a record's input; words have none."""
+    found = []
+    for part, labels in zip(x.split(ROWS_AT_ONCE), y.split(ROWS_AT_ONCE), strict=True):
+        inputs, labels = part.to(device).requires_grad_(), labels.to(device)
+        outputs = model(inputs)
+        values = (
+            (outputs[:, 0] - labels).square()
+            if y.is_floating_point()
+            else nn.functional.cross_entropy(outputs, labels, reduction="none")
+        )
+        (gradient,) = torch.autograd.grad(values.sum(), inputs, allow_unused=True)
+        if gradient is None:
+            return {}
+        found.append(gradient.flatten(1).norm(dim=1).cpu())
+    return {"input_gradient_norm": torch.cat(found).double().numpy()}
 
 
 @torch.no_grad()
@@ -101,9 +117,9 @@ DECOUPLED_L2 = 0.01  # of a head trained with AdamW, whose decay belongs to no o
 class Experiment:
     """A data set and how its models are made; `build` gives an nn.Sequential that ends with the linear head.
 
-    head_only : nothing but the head is trained, on features of a frozen encoder. whole_network : for how many targets
-    the influence through all parameters is computed too. differs : what is not as in the paper. build_small : the model
-    of a small run, where the other would take too long on a CPU.
+    head_only : nothing but the head is trained, on features of a frozen encoder. fused : our own score too.
+    whole_network : for how many targets the influence through all parameters is computed too. differs : what is not as
+    in the paper. build_small : the model of a small run, where the other would take too long on a CPU.
     """
 
     name: str
@@ -114,6 +130,7 @@ class Experiment:
     models_at_once: int
     stack: bool = True
     head_only: bool = False
+    fused: bool = True
     whole_network: int = 0
     differs: tuple[str, ...] = ()
     build_small: Callable[[tuple[int, ...], int], nn.Sequential] | None = None
@@ -142,10 +159,7 @@ def run(experiment: Experiment, job: Job) -> None:
     for number, state in enumerate(states):
         model = built(experiment, data)
         model.load_state_dict(state)
-        l2, whole = experiment.l2(len(rows[number])), number < experiment.whole_network
-        columns, seconds = score_target(
-            model, data, rows[number], number, job, l2=l2, head_only=experiment.head_only, whole=whole
-        )
+        columns, seconds = score_target(model, data, rows[number], number, job, experiment=experiment)
         tables.append(columns)
         costs.append(seconds)
     result, summaries = compare(found.truth, found.halves, tables, rows, data)
