@@ -16,6 +16,7 @@ from sklearn.model_selection import GridSearchCV
 
 from giveaway import audit, from_sklearn
 from giveaway.attacks import Retraining, model_seed, train_shadows
+from giveaway.auditing.store import AuditFolder
 from giveaway.records import Signals
 
 MINE = """
@@ -201,6 +202,51 @@ def test_records_of_another_audit_are_refused_before_training(giveaway, done, mi
         assert "expected the audit's own records, got other classes in " in line
     assert not mine.TRAINED
     assert not Path("audit/signals").exists()
+
+
+def test_slices_trained_apart_are_collected(giveaway, done, mine):
+    audit(from_sklearn(LogisticRegression().fit(mine.X, mine.Y), mine.X, mine.Y), scores=["loss"]).save("audit")
+    options = ("validate", "audit", "--recipe", "logistic", "--data", "mine:plain", "--models", 8)
+    alone = json.loads(done(*options, "--json", "--signals", "alone"))
+    with AuditFolder("audit").locked():  # another slice, or whatever else is at work in the folder
+        out = done(*options, "--only", "5:8")
+    assert out == "Models 5 to 7 of 8 are trained; --collect joins all slices.\n"
+    code, _, error = giveaway("validate", "audit", "--collect")
+    words = "collect: expected all 8 models, got 5 missing, the first of them number 0; train the slices that hold them"
+    assert (code, error) == (2, f"giveaway: {words} (--only)\n")
+    assert json.loads(done(*options, "--only", "0:5", "--json")) == {"slice": out.replace("5 to 7", "0 to 4").strip()}
+    told = json.loads(done("validate", "audit", "--collect", "--json"))
+    assert told.pop("seconds")["training"] > 0
+    assert alone.pop("seconds")
+    assert told == alone
+    assert told["trained"].startswith("The shadow models are logistic regressions of giveaway's recipe logistic; ")
+    stored = json.loads(Path("audit/validation.json").read_text())
+    assert stored["recipe"] == "logistic"
+    assert not Path("audit/signals/slices").exists()
+    assert done(*options, "--only", "5:8") == out  # as a job that is started again
+    done(*options[:-1], 10, "--only", "8:10")
+    done("purge", "audit")
+    assert not Path("audit").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            "--only 1-2",
+            "only: expected A:B as in 32:64, got '1-2'; name the first model and the one after the last; dr",
+        ),
+        ("--only 0:2 --dry-run", "only: expected A:B as in 32:64, got --dry-run beside it; name the first model and"),
+        ("--only 6:9", "only: expected models in 0:8, got 6:9; count from 0; the second number is the first not to tr"),
+        ("--collect", "collect: expected no training beside it, got --recipe; drop --recipe, or --collect"),
+    ],
+)
+def test_the_words_about_slices(giveaway, mine, options, words):
+    audit(from_sklearn(LogisticRegression().fit(mine.X, mine.Y), mine.X, mine.Y), scores=["loss"]).save("audit")
+    train = ("--recipe", "logistic", "--data", "mine:plain", "--models", 8)
+    code, _, error = giveaway("validate", "audit", *train, *options.split())
+    assert code == 2
+    assert error.splitlines()[-1].startswith(f"giveaway: {words}")
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Training shadow models: the split of the records, the engine, its failures, its memory."""
 
-import os
-import signal
 import threading
 import tracemalloc
 
@@ -33,7 +31,7 @@ def noise_and_membership(indices, seed, rows=RECORDS):
 
 def run(folder, models=6, train=noise_and_membership, **options):
     """Train with options of train_shadows and of Retraining."""
-    asked = {name: options.pop(name) for name in ("seed", "population", "on_model") if name in options}
+    asked = {name: options.pop(name) for name in ("seed", "population", "on_model", "only", "about") if name in options}
     given = {"kind": "phi", "fingerprint": {"data": np.arange(3)}, **options}
     given.setdefault("records", None if "y" in given else RECORDS + asked.get("population", 0))
     return train_shadows(Retraining(train, **given), models=models, folder=folder, **asked)
@@ -160,41 +158,17 @@ def test_refusals(tmp_path, options, words):
 
 
 @pytest.mark.slow
-def test_a_train_that_cannot_be_sent_and_a_killed_worker_are_said_in_a_line(tmp_path):
+def test_a_train_that_cannot_be_sent_is_said_in_a_line(tmp_path):
     held = threading.Lock()
 
     def locked(indices, seed):
         with held:
             return noise_and_membership(indices, seed)
 
-    def killed(indices, seed):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    refused("train: expected a function that can be sent to another", run, tmp_path / "a", train=locked, workers=2)
-    refused("workers: expected processes that live, got one that was", run, tmp_path / "b", train=killed, workers=2)
+    refused("train: expected a function that can be sent to another", run, tmp_path, train=locked, workers=2)
 
 
-# ------------------------------------------------------------------------------------------------ Dask, memory
-
-
-@pytest.mark.slow
-def test_a_dask_cluster_gives_the_same_signals(tmp_path):
-    distributed = pytest.importorskip("distributed", reason="no distributed: pip install giveaway[dask]")
-    here = run(tmp_path / "loky", workers=2)
-    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
-    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
-        where = []
-
-        def train(indices, seed):
-            where.append(distributed.get_worker().address)  # raises where no worker of the cluster runs it
-            return noise_and_membership(indices, seed)
-
-        there = run(tmp_path / "dask", train=train, workers=-1, backend="dask")
-        assert set(where) <= set(client.scheduler_info()["workers"])
-    assert there.values.tobytes() == here.values.tobytes()
-    np.testing.assert_array_equal(there.members, here.members)
-    with pytest.raises(InputError, match=r"backend: expected a running cluster, got 'dask' without one; make a dist"):
-        run(tmp_path / "none", backend="dask")
+# ------------------------------------------------------------------------------------------------ memory
 
 
 def peak_of(folder, models, **options):

@@ -25,7 +25,7 @@ from giveaway.extract.sklearn_clones import (
 from giveaway.extract.sklearn_head import refusals, settled
 from giveaway.records.signals import KINDS, VECTORS
 
-BACKENDS = ("loky", "threading", "dask")
+BACKENDS = ("loky", "threading", "dask", "ray")
 SUMS_TO_ONE = 1e-3  # probabilities may be rounded, or in half precision
 ASKED = ("predict_proba", "decision_function", "predict")
 RARE = 'a class or category may be missing there: merge rare ones, or set handle_unknown="ignore"'
@@ -52,7 +52,7 @@ class Retraining:
     fingerprint : what else the outputs depend on, by name; X, y, settings and the source of `train` are in it anyway.
     code : your name for the version of your code, instead of the source of `train`.
     sample_weight : of every record, handed to `fit`, or to your function as `sample_weight=`, for the rows trained on.
-    workers, backend : joblib's; "loky" (processes), "threading" or "dask" (a running cluster's client).
+    workers, backend : joblib's; "loky" (processes), "threading", "dask" or "ray" (the cluster that is connected to).
 
     >>> from sklearn.linear_model import LogisticRegression
     >>> Retraining(LogisticRegression(), X=[[0.0], [1.0], [2.0], [3.0]], y=["no", "no", "yes", "yes"]).labels

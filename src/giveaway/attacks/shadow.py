@@ -5,9 +5,10 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from giveaway.attacks.shadow_store import (
     ShadowFolder,
     ShadowPlan,
     TrainingJob,
+    marked_with,
     model_seed,
     open_store,
     plan_of_halves,
@@ -26,13 +28,16 @@ from giveaway.attacks.shadow_store import (
     stored_seconds,
     summaries,
 )
+from giveaway.attacks.slices import slice_of
 from giveaway.attacks.thresholds import statistic
 from giveaway.checks import InputError, fail, raised_at
 from giveaway.records import Signals
+from giveaway.records.row_digests import RowDigests
 
 FAILURES_NAMED = 3
 LEAST_TASKS = 4  # for each worker and wave
 WAITING_BYTES = 2**28  # of finished models that may wait to be stored
+DIED = ("BrokenExecutor", "KilledWorker", "FutureCancelledError", "RayError")  # what joblib, Dask and Ray raise
 
 OnModel = Callable[[int, int], Any]
 
@@ -48,6 +53,10 @@ class TrainedModel(NamedTuple):
     kind: str | None = None
     refused: bool = False  # by a check of ours, whose words say it all
 
+    @property
+    def bytes(self) -> int:
+        return 0 if self.signals is None else self.signals.nbytes
+
 
 def train_shadows(
     training: Retraining,
@@ -57,6 +66,9 @@ def train_shadows(
     seed: int = 0,
     population: int = 0,
     on_model: OnModel | None = None,
+    only: range | None = None,
+    digests: RowDigests | None = None,
+    about: Mapping[str, Any] = {},
 ) -> Signals:
     """Train `models` models, each on its own half of the records, and return their signals; resume what is in `folder`.
 
@@ -66,10 +78,17 @@ def train_shadows(
         the second is trained.
     population : how many of the last records are never trained on.
     on_model : called with the count of finished models and of all, after every model.
+    only : the numbers of some of the models, which are trained apart: any number of machines that see `folder` take a
+        slice each, and `collect_slices(folder)` joins them. `about` is kept with a slice for that.
+    digests : of the records, under the key of an audit; kept with the signals.
 
     A folder whose fingerprint, split, kind, seed or code differs is refused.
     """
-    return train_plan(training, _plan(training, models, seed, population), folder, on_model)
+    plan, place = _plan(training, models, seed, population), Path(folder)
+    if only is not None:
+        plan, place = slice_of(plan, only, folder, about)
+    signals = marked_with(train_plan(training, plan, place, on_model), place, digests)
+    return signals if only is None else signals.of_models(slice(only.start - plan.first, None))
 
 
 def first_model(
@@ -194,7 +213,7 @@ def collect_shadows(
     It yields them in any order. If the very first fails, no other is waited for. Without a folder nothing is kept.
     """
     with open_store(folder, plan) as store:
-        missing = sorted(set(range(plan.models)) - store.finished())
+        missing = sorted(set(plan.numbers) - store.finished())
         failures: dict[int, TrainedModel] = {}
         wanted = set(missing)
         for model in train_missing(missing) if missing else ():
@@ -209,13 +228,13 @@ def collect_shadows(
                     wanted.clear()
                     break
             elif on_model is not None:
-                on_model(plan.models - len(wanted) - len(failures), plan.models)
+                on_model(len(plan.numbers) - len(wanted) - len(failures), len(plan.numbers))
         failures |= {number: TrainedModel(number, None, reason="no signals") for number in wanted}
         if not failures:
             return store.signals()
         remedy = "repair train, and pass folder= to keep finished models"
         if folder is not None:
-            kept = len(store.finished() & set(range(plan.models)))
+            kept = len(store.finished() & set(plan.numbers))
             remedy = f"{kept} finished models are kept in {store.path}: repair train and run again"
         raise _failed(failures, plan, remedy)
 
@@ -228,9 +247,9 @@ def _failed(failures: Mapping[int, TrainedModel], plan: ShadowPlan, remedy: str)
     if len(order) > FAILURES_NAMED:
         reasons.append(f"and {len(order) - FAILURES_NAMED} more")
     got = f"{len(order)} without: " + "; ".join(reasons)
-    error = fail("train", f"signals from all {plan.models} models", got, remedy)
-    if plan.kind is None and failures[0].refused:  # the first model of all
-        error = InputError(failures[0].reason)
+    error = fail("train", f"signals from all {len(plan.numbers)} models", got, remedy)
+    if plan.kind is None and failures[order[0]].refused:  # the first model of all
+        error = InputError(failures[order[0]].reason)
     for number, name in names.items():
         if failures[number].trace:
             error.add_note(f"{name}: {failures[number].trace}")
@@ -241,45 +260,50 @@ def train_plan(
     training: Retraining, plan: ShadowPlan, folder: str | os.PathLike[str] | None, on_model: OnModel | None = None
 ) -> Signals:
     """Train the models of the plan that are missing, each a task of joblib's; the first one alone, to see its kind."""
+    if folder is not None and (slices := ShadowFolder(folder).slices()):
+        got = f"{len(slices)} slices that are trained apart in {folder}"
+        raise fail("only", "the models of a slice", got, "collect the slices first (--collect)")
     plan = stored_kind(folder, plan)
     first: list[TrainedModel] = []
     if plan.kind is None:
         with nullcontext() if folder is None else ShadowFolder(folder).locked(new=True):  # or refuse it at once
-            first = list(_by_joblib(training, plan, [0]))
+            first = list(_by_joblib(training, plan, [plan.first]))
         if first[0].kind is None:
-            raise _failed({0: first[0]}, plan, "repair train: nothing else was trained")
+            raise _failed({plan.first: first[0]}, plan, "repair train: nothing else was trained")
         plan = plan.of_kind(first[0].kind)
 
     def train_missing(missing: Sequence[int]) -> Iterator[TrainedModel]:
         yield from first
-        yield from _by_joblib(training, plan, missing[len(first) :])
+        yield from _by_joblib(training, plan, missing[len(first) :], first)
 
     return collect_shadows(train_missing, plan, folder=folder, on_model=on_model)
 
 
-def _by_joblib(training: Retraining, plan: ShadowPlan, numbers: Sequence[int]) -> Iterator[TrainedModel]:
+def _by_joblib(
+    training: Retraining, plan: ShadowPlan, numbers: Sequence[int], known: Sequence[TrainedModel] = ()
+) -> Iterator[TrainedModel]:
     def task(number: int) -> Any:
         devices = training.devices
         device = {"device": devices[number % len(devices)]} if devices else {}
         indices, seed, *_ = plan.job(number)
-        return delayed(_train_one)(training, number, indices, seed, plan.kind, plan.stored, device)
+        return delayed(_train_one)(sent, number, indices, seed, plan.kind, plan.stored, device)
 
-    with _joblib(training.backend, training.workers):
-        least = LEAST_TASKS * effective_n_jobs(None)
+    # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
+    with _engine(training) as sent, Parallel(return_as="generator_unordered", batch_size=1) as parallel:
+        least, size = LEAST_TASKS * effective_n_jobs(None), max([0, *(model.bytes for model in known)])
         start, wave = 0, 1
         # in waves, the first of one model: joblib hands out all the tasks it has, and quick models would pile up
         while start < len(numbers):
+            wave = max(least, WAITING_BYTES // size) if size else max(wave, least * (start > 0))
             tasks = map(task, numbers[start : start + wave])
-            start, wave = start + wave, max(wave, least)
-            # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
-            for model in Parallel(return_as="generator_unordered", batch_size=1)(tasks):
-                if model.signals is not None:
-                    wave = max(least, WAITING_BYTES // max(1, model.signals.nbytes))
+            start += wave
+            for model in parallel(tasks):
+                size = max(size, model.bytes)
                 yield model
 
 
 def _train_one(
-    training: Retraining,
+    sent: Any,
     number: int,
     indices: np.ndarray,
     seed: int,
@@ -290,6 +314,7 @@ def _train_one(
     """Train a model in a worker, which must not raise: the other models go on."""
     began = time.perf_counter()
     try:
+        training: Retraining = sent() if callable(sent) else sent
         signals, kind = training.signals(training.train(indices, seed, **device), kind)
         return TrainedModel(number, signals[stored], time.perf_counter() - began, kind=kind)
     except Exception as error:
@@ -305,19 +330,34 @@ def _unusable(signals: np.ndarray, rows: int) -> str:
 
 
 @contextmanager
-def _joblib(backend: str, workers: int) -> Iterator[None]:
-    """Set joblib up as asked, and put its own errors in giveaway's words."""
+def _engine(training: Retraining) -> Iterator[Any]:
+    """Set joblib up as asked, and put its own errors in giveaway's words; yield the training as tasks are to name it,
+    so that Dask and Ray send the records once and not with every model."""
+    name = training.backend
+    sent: Any = training
+    options: dict[str, Any] = {"backend": name, "n_jobs": training.workers}
     try:
-        configured = parallel_config(backend=backend, n_jobs=workers)
+        if name == "dask":
+            options["scatter"] = [training]
+        elif name == "ray":
+            import ray
+            from ray.util.joblib.ray_backend import RayBackend
+
+            options["backend"] = RayBackend()
+            options["backend"].supports_return_generator = True  # its pool does; joblib's own for processes does not
+            sent = partial(ray.get, ray.put(training))
+        configured = parallel_config(**options)
     except (ImportError, ValueError) as error:
-        remedy = "make a distributed.Client first (pip install distributed where there is none)"
-        raise fail("backend", "a running cluster", f"{backend!r} without one", remedy) from error
+        remedy = f"pip install giveaway[{name}], and connect to the cluster first"
+        raise fail("backend", "a running cluster", f"{name!r} without one", remedy) from error
     try:
         with configured:
-            yield
+            yield sent
     except pickle.PicklingError as error:
         remedy = 'keep open files and locks out of it, or use backend="threading"'
         raise fail("train", "a function that can be sent to another process", "one that cannot", remedy) from error
-    except BrokenExecutor as error:  # what joblib's own error for a worker that died is a kind of
-        remedy = "finished models are kept: run again with fewer workers"
+    except Exception as error:
+        if not any(kind.__name__ in DIED for kind in type(error).__mro__):
+            raise
+        remedy = "finished models are kept: run again, with fewer workers if memory ran out"
         raise fail("workers", "processes that live", "one that was killed, for memory perhaps", remedy) from error

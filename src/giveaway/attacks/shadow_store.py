@@ -1,5 +1,6 @@
 """Which shadow models there are, and the folder they are kept in: model-K.npy each until all the models asked for are
-there, then values.npy (population.npy) of all; seconds.csv says how long each took. A killed run goes on."""
+there, then values.npy (population.npy) of all; seconds.csv says how long each took. A killed run goes on. A slice of
+the models is such a folder of its own, slices/A-B in that of all, so that machines which train slices never wait."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from giveaway.storage.files import as_json
 from giveaway.storage.folder import MarkedFolder
 from giveaway.version import VERSION
 
-SECONDS, ALONE = "seconds.csv", "model-"  # the files of single models begin so
+SECONDS, ALONE, SLICES = "seconds.csv", "model-", "slices"  # the files of single models begin so
 HALVES, SEEDS = 0, 1  # streams of random numbers that do not meet
 
 
@@ -79,7 +80,8 @@ class ShadowPlan:
     """Which models there are, `job(number)` of each, and what is stored of their predictions.
 
     Of the rows that a model predicts, `stored` are kept: the records, then the points of the population. `provenance`
-    must stay the same when a run is resumed or more models are added. The kind is None until a model shows it.
+    must stay the same when a run is resumed or more models are added. The kind is None until a model shows it. Of a
+    slice, the models are those from `first` on.
     """
 
     records: int
@@ -91,6 +93,11 @@ class ShadowPlan:
     labels: np.ndarray | None = None
     population: int = 0
     population_labels: np.ndarray | None = None
+    first: int = 0
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.models)
 
     def of_kind(self, kind: str) -> ShadowPlan:
         """Return the plan of models that turned out to give signals of this kind."""
@@ -155,6 +162,22 @@ class ShadowFolder(MarkedFolder):
     """A folder that shadow models were trained into."""
 
     marker, kind, again = "shadow.json", "shadow folder", "run again: what it held is trained anew"
+    beside = (SLICES,)
+
+    def slices(self) -> dict[range, ShadowFolder]:
+        """Return the slices that were begun in this folder, in the order of their models."""
+        names = (re.fullmatch(r"(\d{6})-(\d{6})", file.name) for file in (self.path / SLICES).glob("*"))
+        ranges = sorted((int(name[1]), int(name[2]), name[0]) for name in names if name)
+        return {range(first, end): ShadowFolder(self.path / SLICES / name) for first, end, name in ranges}
+
+    def inner(self) -> list[MarkedFolder]:
+        parts = [part for part in self.slices().values() if not part.path.is_symlink()]
+        return [part for part in parts if part.marked or part.interrupted()]
+
+    def remove_if_empty(self) -> None:
+        for place in (*(part.path for part in self.slices().values()), self.path / SLICES):
+            MarkedFolder(place).remove_if_empty()
+        super().remove_if_empty()
 
 
 class ShadowStore(ShadowFolder):
@@ -173,7 +196,7 @@ class ShadowStore(ShadowFolder):
         there = [name for name in self.listed() if name.endswith(".npy") and (self.path / name).exists()]
         for name in there:
             self.verified(name)
-        return {int(name[6:-4]) for name in there if name.startswith(ALONE)} | set(range(self._assembled()))
+        return {int(name[6:-4]) for name in there if name.startswith(ALONE)} | self._joined_numbers()
 
     def put(self, number: int, row: np.ndarray, seconds: float) -> str:
         """Store the signals of a finished model, and how long it took; return why they cannot be stored, else ""."""
@@ -191,22 +214,22 @@ class ShadowStore(ShadowFolder):
 
     def signals(self) -> Signals:
         """Return the signals of the plan's models, memory-mapped; every one of them must be finished."""
-        if not (self.path / MARKER).is_file() or self._assembled() < self.plan.models:
+        if not (self.path / MARKER).is_file() or not self._joined_numbers().issuperset(self.plan.numbers):
             self._assemble()
         found = Signals.load(self.path)  # which holds every file against its checksum
-        alone = [number for number in range(found.models) if self._file(number).is_file()]
+        alone = [number for number in self._joined_numbers() if self._file(number).is_file()]
         for number in alone:
-            if not np.array_equal(self._row(number), self._joined(number)):
+            if not np.array_equal(self._row(number), self.joined(number)):
                 got, remedy = f"others in {self.path}", "remove values.npy, and run again"
                 raise fail("signals", f"the signals of {self._file(number).name} in values.npy", got, remedy)
         self.clear({self._file(number).name for number in alone})
-        return found.of_models(slice(self.plan.models))
+        return found.of_models(slice(len(self.plan.numbers)))
 
     def _assemble(self) -> None:
-        plan, count = self.plan, max(self.plan.models, self._assembled())
+        plan, numbers = self.plan, sorted(self._joined_numbers().union(self.plan.numbers))
         for name, columns in self._columns.items():
-            self._stage(name, (self._row(number)[columns] for number in range(count)), count)
-        self._stage("members", (plan.job(number).members for number in range(count)), count)
+            self._stage(name, (self._row(number)[columns] for number in numbers), len(numbers))
+        self._stage("members", (plan.job(number).members for number in numbers), len(numbers))
         labels = {"labels": plan.labels, "population_labels": plan.population_labels if plan.population else None}
         known = {name: array for name, array in labels.items() if array is not None}
         for name, array in known.items():
@@ -227,14 +250,15 @@ class ShadowStore(ShadowFolder):
         """Return the stored signals of a model on records and population points."""
         if self._file(number).is_file():
             return self._array(self._file(number).stem)
-        return self._joined(number)
+        return self.joined(number)
 
-    def _joined(self, number: int) -> np.ndarray:
-        return np.concatenate([self._array(name)[number] for name in self._columns])
+    def joined(self, number: int) -> np.ndarray:
+        return np.concatenate([self._array(name)[number - self.plan.first] for name in self._columns])
 
-    def _assembled(self) -> int:
+    def _joined_numbers(self) -> set[int]:
         there = all((self.path / f"{name}.npy").is_file() for name in self._columns)
-        return min(len(self._array(name)) for name in self._columns) if there else 0
+        count = min(len(self._array(name)) for name in self._columns) if there else 0
+        return set(range(self.plan.first, self.plan.first + count))
 
     def _array(self, name: str) -> np.ndarray:
         return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
@@ -280,9 +304,13 @@ def stored_kind(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Shad
 
 def stored_seconds(folder: str | os.PathLike[str], models: int) -> float | None:
     """Sum what training the first `models` models of a folder took; None where it is not known of all of them."""
+    known = seconds_in(folder)
+    return sum(known[number] for number in range(models)) if known.keys() >= set(range(models)) else None
+
+
+def seconds_in(folder: str | os.PathLike[str]) -> dict[int, float]:
     file = Path(folder) / SECONDS
     if not file.is_file():  # trained elsewhere, or before the seconds were kept
-        return None
+        return {}
     whole = re.findall(r"^(\d+),(\d+\.\d{6})$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    known = {int(number): float(seconds) for number, seconds in whole}
-    return sum(known[number] for number in range(models)) if known.keys() >= set(range(models)) else None
+    return {int(number): float(seconds) for number, seconds in whole}

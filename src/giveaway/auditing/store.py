@@ -42,7 +42,7 @@ class AuditFolder(TableFolder):
 
     def remove_if_empty(self) -> None:
         for name in (UNFINISHED, SIGNALS, REMEDIES):  # whose removal may have been killed at its end
-            MarkedFolder(self.path / name).remove_if_empty()
+            ShadowFolder(self.path / name).remove_if_empty()
         super().remove_if_empty()
 
     def inner(self) -> list[MarkedFolder]:
@@ -50,7 +50,7 @@ class AuditFolder(TableFolder):
         unfinished, remedies = UnfinishedWork(self.path), self.path / REMEDIES
         tried = sorted(remedies.iterdir()) if remedies.is_dir() and not remedies.is_symlink() else []
         models = [ShadowFolder(path) for path in (self.path / SIGNALS, *tried) if self.marked and not path.is_symlink()]
-        trained: list[MarkedFolder] = [folder for folder in models if folder.marked or folder.interrupted()]
+        trained: list[MarkedFolder] = [one for one in models if one.marked or one.interrupted() or one.inner()]
         return [*([unfinished] if unfinished.of_all() or unfinished.parts() else []), *trained]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from giveaway.attacks.lira import lira_within
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import OnModel, train_shadows
-from giveaway.attacks.shadow_store import marked_with, stored_seconds
+from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import fail
 from giveaway.evaluation.counts import DefensibleCount, defensible_count
 from giveaway.evaluation.posterior import EffectPosterior, posterior
@@ -205,8 +205,8 @@ def validate(
                 raise fail(name, "nothing beside a training", type(value).__name__, f"drop {name}=")
         told = checked_training(training, table, rows)
         _check_counts(len(table), models)
-        signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model)
-        signals = marked_with(signals, folder, digests_for(table, told.X, told.targets))
+        marks = digests_for(table, told.X, told.targets)
+        signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model, digests=marks)
         seconds = stored_seconds(folder, models)
         return held_against(signals, table, rows, seed=seed, target=(), training_seconds=seconds, own=True)
     return held_against(training, table, rows, seed=seed, target=target, training_seconds=training_seconds)

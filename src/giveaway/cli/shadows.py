@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import first_model, train_shadows
-from giveaway.attacks.shadow_store import marked_with
+from giveaway.attacks.slices import collect_slices
 from giveaway.auditing.validate import LEAST_MODELS, checked_training, digests_for
 from giveaway.checks import check_choice, check_whole, fail
 from giveaway.cli.source import Options, Say, device_named
@@ -30,6 +31,7 @@ WAYS = ("train", "estimator", "recipe")
 BESIDE = {  # what can train shadow models with each option
     "data": WAYS,
     "models": WAYS,
+    "only": WAYS,
     "device": ("train",),
     "workers": WAYS,
     "dry_run": WAYS,
@@ -53,10 +55,16 @@ Shadows = tuple[Signals | None, str | None]
 def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, say: Say) -> Shadows:
     """Return the signals that the options name, training what is missing of them, and say what was trained.
 
-    With `dry_run` only the first model is trained, and what the others would take is said.
+    With `dry_run` only the first model is trained, and what the others would take is said; with `only` a slice.
     """
     audited = _audited(table)
     named = _ways(options)
+    if options.get("collect"):
+        if beside := [name for name in (*WAYS, *BESIDE) if name in options]:
+            raise fail("collect", "no training beside it", f"--{beside[0]}", f"drop --{beside[0]}, or --collect")
+        signals, about = collect_slices(options["signals"])
+        options.update(about)
+        return signals, about.get("trained") and f"{about['trained']} {TAKEN_AS[signals.kind]}"
     if not named and "models" in options and "estimator" in audited:
         options, named = {**options, "estimator": audited["estimator"]}, ["estimator"]
     for name, ways in BESIDE.items():
@@ -79,15 +87,29 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
     place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
     training, trained = _training(options, audited, table, say)
     training = checked_training(training, table, rows)
+    only = _slice(options)
     if options.get("dry_run"):
         seconds, missing = first_model(training, **place)
         took = f"the first took {human_seconds(seconds)} and is kept"
         ahead = human_seconds(seconds * missing / max(1, training.workers))
         return None, f"About {ahead} for the {missing} of {models} models that are missing: {took}."
+    place |= {"only": only, "digests": digests_for(table, training.X, training.targets)}
+    about = {"trained": trained} | {name: options[name] for name in ("recipe",) if name in options}
     with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
-        signals = train_shadows(training, **place, on_model=on_model)
-    signals = marked_with(signals, options["signals"], digests_for(table, training.X, training.targets))
+        signals = train_shadows(training, **place, about=about, on_model=on_model)
+    if only is not None:
+        return None, f"Models {only.start} to {only.stop - 1} of {models} are trained; --collect joins all slices."
     return signals, f"{trained} {TAKEN_AS[signals.kind]}"
+
+
+def _slice(options: Options) -> range | None:
+    if "only" not in options:
+        return None
+    numbers = re.fullmatch(r"(\d{1,6}):(\d{1,6})", options["only"])
+    if numbers is None or options.get("dry_run"):
+        got = repr(options["only"]) if numbers is None else "--dry-run beside it"
+        raise fail("only", "A:B as in 32:64", got, "name the first model and the one after the last; drop --dry-run")
+    return range(int(numbers[1]), int(numbers[2]))
 
 
 def training_named(options: Options, table: ScoreTable, say: Say) -> tuple[Retraining, str]:

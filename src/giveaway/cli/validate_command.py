@@ -19,6 +19,10 @@ from giveaway.text import say
 @click.option("--recipe", help="Train shadow models of a usual kind: ridge, logistic or mlp.")
 @DATA
 @click.option("--models", type=int, help="How many shadow models to train, an even number; default 64.")
+@click.option(
+    "--only", metavar="A:B", help="Train models A to B - 1 of them and no more, here; other machines train the others."
+)
+@click.option("--collect", is_flag=True, default=None, help="Join what --only trained, which must be all, and go on.")
 @WORKERS
 @click.option("--device", help="Where they train, such as cuda; your function gets it if it takes device.")
 @click.option(
@@ -38,7 +42,8 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
 
     Shadow models, trained as the audited one was but on halves of the records, are attacked with LiRA. The result says
     how well each score of the audit finds the records that the attack finds, and gives a lower bound on the number of
-    exposed records. Models that are trained already are not trained again.
+    exposed records. Models that are trained already are not trained again. Many machines that see FOLDER may train a
+    slice each (--only), one of them then collects (--collect).
     """
     from giveaway.attacks.shadow_store import stored_seconds
     from giveaway.auditing.store import SIGNALS, AuditFolder, with_signals
@@ -53,14 +58,16 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     from giveaway.reporting.validation import StoredValidation, validation_pages
 
     rules = None if rule_file is None else read_rules(rule_file)
-    place = click.get_current_context().with_resource(AuditFolder(folder).locked())
+    place = AuditFolder(folder)
+    if flags["only"] is None:  # slices are trained side by side, and write nothing but their own folder
+        click.get_current_context().with_resource(place.locked())
     table = ScoreTable.load(folder, "scores")
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
     where = named.setdefault("signals", str(place.path / SIGNALS))
     signals, trained = signals_named(named, table, places, lambda words: say(words, err=True))
     if signals is None:
-        say(json.dumps({"estimate": trained}) if as_json else str(trained))
+        say(json.dumps({"slice" if flags["only"] else "estimate": trained}) if as_json else str(trained))
         return
     kept = "" if flags["signals"] else ", kept in the audit folder"  # a path of the user's is not repeated
     say(f"Signals: {signals.models} models on {signals.records} records{kept}", err=True)
@@ -71,7 +78,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
         target=named.get("target_model") if trained is None else (),
         training_seconds=stored_seconds(where, signals.models),
         seed=flags["seed"],
-        own=trained is not None,
+        own=trained is not None and not flags["collect"],
     )
     measured = StoredValidation.of(validation, recipe=named.get("recipe"), trained=trained)
     pages = validation_pages(table, validation, measured)
