@@ -169,7 +169,7 @@ def test_larger_than_one_block_of_rows(deficient):
     np.testing.assert_array_equal(full, full.T)
 
 
-ORDERS = [1, 2, 5, 12, 24, 25, 60]
+ORDERS = [1, 2, 5, 12, 60]
 
 
 def batch_last(matrices: np.ndarray | list[np.ndarray]) -> torch.Tensor:
@@ -186,8 +186,6 @@ SPECTRA = {
     "a tight cluster": lambda size, rng: 1 - 1e-4 * rng.random(size),
     "zero": lambda size, rng: np.zeros(size),
 }
-# an iteration cannot tell eigenvalues apart that lie closer than it is run for
-ALLOWED = [1e-7 if name in ("a near pair at the top", "a tight cluster") else 1e-11 for name in SPECTRA]
 
 
 @pytest.mark.parametrize("size", ORDERS)
@@ -201,7 +199,7 @@ def test_every_spectrum_in_one_batch(size):
         general.append(left * values @ right.T)
     expected = np.max(spectra, 1)
     for found in (top_eigenvalue(batch_last(symmetric)), top_singular_value(batch_last(general))):
-        assert (np.abs(found.numpy() - expected) <= np.multiply(ALLOWED, expected)).all()
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("size", [12, 40])
