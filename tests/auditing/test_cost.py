@@ -14,9 +14,8 @@ from giveaway import Head
 from giveaway.auditing import cost as module
 from giveaway.auditing.cost import (
     STEPS,
-    Workload,
+    AuditCost,
     calibrate,
-    estimate,
     human_bytes,
     price_process,
     price_view,
@@ -28,7 +27,7 @@ from giveaway.text import human_seconds
 from giveaway.views.left_out import RecordFeatures
 
 IMAGENET = (1_281_167, 2_049, 1_000, "cross_entropy")
-LARGE = Workload(*IMAGENET, probes=256)
+LARGE = AuditCost(*IMAGENET, probes=256)
 RATE = 480e12
 
 
@@ -49,7 +48,7 @@ def counted_product(a: int, b: int, c: int) -> int:
 )
 def test_dense_products_are_those_of_feature_pairs_and_numbers_of_w(loss, m, numbers):
     n, d = 7, 5
-    cost = estimate(Workload(n, d, m, loss))
+    cost = AuditCost(n, d, m, loss)
     pairs = sum(1 for a in range(d) for b in range(a, d))
     assert cost.flops["sums"] == counted_product(pairs, n, numbers)
     assert cost.flops["forms"] == counted_product(numbers, pairs, n)
@@ -57,17 +56,17 @@ def test_dense_products_are_those_of_feature_pairs_and_numbers_of_w(loss, m, num
 
 def test_dense_softmax_is_the_count_of_the_maths_sheet_and_the_steps_of_the_records():
     n, d, m = 25_000, 65, 100
-    cost = estimate(Workload(n, d, m, "cross_entropy"))
+    cost = AuditCost(n, d, m, "cross_entropy")
     r = m - 1
     sheet = n * d * (d + 1) * r * (r + 1) + (d * r) ** 3
     assert cost.operations == pytest.approx(sheet + n * m**3 / 3, rel=1e-12)
-    two, one = (estimate(Workload(n, d, outputs, "cross_entropy")) for outputs in (2, 1))
+    two, one = (AuditCost(n, d, outputs, "cross_entropy") for outputs in (2, 1))
     assert {name: two.flops[name] for name in one.flops} == one.flops
 
 
 def test_sketch_counts_every_product():
     n, d, m, q = 4, 3, 2, 5
-    cost = estimate(Workload(n, d, m, "cross_entropy", probes=q))
+    cost = AuditCost(n, d, m, "cross_entropy", probes=q)
     forth, back = counted_product(n, d, m * q), counted_product(d, n, m * q)
     assert cost.flops["steps"] == STEPS * (forth + back)
     assert cost.flops["right sides"] == back
@@ -86,38 +85,38 @@ def test_dense_memory_holds_what_a_dense_curvature_holds(loss):
     curvature = DenseCurvature(head)
     held = curvature.sums.pairs.nbytes + curvature.forms.pairs.nbytes
     held += sum(inverse.upper.nbytes for inverse in curvature.inverses)
-    cost = estimate(Workload(n, d + 1, m, loss))
+    cost = AuditCost(n, d + 1, m, loss)
     assert 0.9 * held <= cost.bytes - 8 * 14 * n <= 1.5 * held
-    assert estimate(Workload(n, d + 1, m, loss, held_bytes=77)).bytes == cost.bytes + 77
+    assert AuditCost(n, d + 1, m, loss, held_bytes=77).bytes == cost.bytes + 77
 
 
 def test_sketch_memory_is_of_the_probes_solved_at_once():
-    whole = estimate(LARGE)
-    parts = estimate(replace(LARGE, probe_blocks=8))
+    whole = LARGE
+    parts = replace(LARGE, probe_blocks=8)
     column = 4 * 2_049 * 1_000
     assert whole.bytes - parts.bytes == 6 * column * (256 - 32)
     assert whole.operations == parts.operations
-    dense = estimate(Workload(*IMAGENET))
+    dense = AuditCost(*IMAGENET)
     assert dense.bytes > 30e12 > 1_000 * whole.bytes / 2
 
 
 def test_seconds_come_from_the_rate_and_processes_share_the_records():
-    one = estimate(LARGE, RATE)
+    one = replace(LARGE, rate=RATE)
     assert one.seconds == pytest.approx(one.operations / 480e12)
-    four = estimate(replace(LARGE, processes=4), RATE)
+    four = replace(LARGE, processes=4, rate=RATE)
     repeated = one.flops["preconditioner"] + one.flops["preconditioner factors"]
     assert four.seconds == pytest.approx(((one.operations - repeated) / 4 + repeated) / 480e12)
-    assert estimate(LARGE).seconds is None
+    assert LARGE.seconds is None
 
 
 @pytest.mark.parametrize(
     ("work", "a_product"),
     [
         (LARGE, (976, 2_049, 976)),
-        (Workload(9, 3, 1_000, "cross_entropy", probes=256), (4_096, 3, 488)),
-        (Workload(9, 65, 100, "cross_entropy"), (488, 4_096, 488)),
-        (Workload(9, 30, 1, "squared"), (30, 4_096, 30)),
-        (Workload(9, 1, 1, "squared"), (1, 4_096, 1)),
+        (AuditCost(9, 3, 1_000, "cross_entropy", probes=256), (4_096, 3, 488)),
+        (AuditCost(9, 65, 100, "cross_entropy"), (488, 4_096, 488)),
+        (AuditCost(9, 30, 1, "squared"), (30, 4_096, 30)),
+        (AuditCost(9, 1, 1, "squared"), (1, 4_096, 1)),
     ],
 )
 def test_the_product_to_time_has_the_shape_of_the_work_and_bounded_matrices(work, a_product):
@@ -143,7 +142,7 @@ def test_the_rate_is_operations_over_time(monkeypatch):
 
 
 def test_the_words_of_a_sketch():
-    assert estimate(replace(LARGE, device="cuda"), RATE).lines() == [
+    assert replace(LARGE, device="cuda", rate=RATE).lines() == [
         "audit: 1,281,167 records × 2,049 features × 1,000 classes; sketched curvature, 256 probes; about 6.2e16 "
         "operations, 32 GB, 2 minutes on this GPU (measured rate 480 TFLOP/s)",
         "an estimate: matrix products at a measured rate; reading the features and small steps come on top",
@@ -151,17 +150,17 @@ def test_the_words_of_a_sketch():
 
 
 def test_the_words_of_small_audits():
-    one = estimate(Workload(1, 1, 1, "squared"))
+    one = AuditCost(1, 1, 1, "squared")
     assert one.lines()[0] == (
         "audit: 1 record × 1 feature × 1 output; dense curvature; about 5.0e0 operations, 128 bytes, time not measured"
     )
-    labels = estimate(Workload(9_000, 65, 3, "binary_cross_entropy", processes=2), 35.4e9)
+    labels = AuditCost(9_000, 65, 3, "binary_cross_entropy", processes=2, rate=35.4e9)
     assert "9,000 records × 65 features × 3 outputs; dense curvature" in labels.lines()[0]
     assert "under a second with 2 processes like this one (measured rate 35 GFLOP/s)" in labels.lines()[0]
 
 
 def test_json_holds_everything_and_is_json():
-    cost = estimate(LARGE, RATE)
+    cost = replace(LARGE, rate=RATE)
     found = json.loads(json.dumps(cost.to_json(), allow_nan=False))
     assert found["operations"] == cost.operations == sum(found["flops"].values())
     assert (found["bytes"], found["rate"], found["probes"]) == (cost.bytes, 480e12, 256)

@@ -3,7 +3,7 @@ will, timed on some of them (docs/derivations.md)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
@@ -56,8 +56,9 @@ class ViewCost:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """The size of an audit. `features` includes the bias column; without `probes` the curvature is dense."""
+class AuditCost:
+    """What an audit of this size costs. `features` includes the bias column; without `probes` the curvature is dense.
+    Processes share the records, and each one factors the matrices by itself."""
 
     records: int
     features: int
@@ -68,37 +69,57 @@ class Workload:
     processes: int = 1
     device: str = "cpu"
     held_bytes: int = 0  # in memory besides, such as features that are not streamed
+    rate: float | None = None  # operations a second, where they were measured
+    views: tuple[ViewCost, ...] = ()
+    notes: tuple[str, ...] = (NOTE,)
 
     @property
     def of_loss(self) -> Loss:
         return loss_named(self.loss, self.outputs)
 
+    @cached_property
+    def _counts(self) -> tuple[dict[str, float], dict[str, float], int]:
+        """Operations of the stages that processes share, and of those that each one repeats; bytes of the matrices."""
+        n, d, m, q, loss = self.records, self.features, self.outputs, self.probes, self.of_loss
+        if q is None:
+            matrices, size = (1, d * (m - 1)) if loss.coupled else (loss.pairs, d)
+            products = float(n * d * (d + 1) * loss.pairs)
+            shared = {"sums": products, "forms": products} | ({"left out": n * m**3 / 3} if loss.coupled else {})
+            return shared, {"inverse": float(matrices * size**3)}, 16 * matrices * size**2
+        product = 2.0 * n * d * m * q
+        shared = {"right sides": product, "steps": 2 * product * STEPS, "scores": product}
+        shared["preconditioner sums"] = float(n * d * (d + 1) * m)
+        repeated = {"preconditioner factors": float(m * d**3), "preconditioner": 2.0 * d * d * m * q * (STEPS + 1)}
+        copies = q + (WORKING_COPIES - 1) * -(-q // self.probe_blocks)  # all probes once, the rest for a block of them
+        return shared, repeated, SKETCH_BYTES * m * d * (copies + d)
 
-@dataclass(frozen=True)
-class AuditCost:
-    """The cost of one audit. `bytes` is the peak of one process; `seconds` is None if no rate was measured."""
-
-    work: Workload
-    flops: dict[str, float]  # by stage
-    bytes: int
-    seconds: float | None
-    rate: float | None  # operations a second
-    views: tuple[ViewCost, ...] = ()
-    notes: tuple[str, ...] = (NOTE,)
+    @property
+    def flops(self) -> dict[str, float]:
+        """Operations by stage."""
+        return self._counts[0] | self._counts[1]
 
     @property
     def operations(self) -> float:
         return sum(self.flops.values())
 
+    @property
+    def bytes(self) -> int:
+        """The peak of one process."""
+        return self._counts[2] + 8 * COLUMNS * self.records + self.held_bytes
+
+    @property
+    def seconds(self) -> float | None:
+        shared, repeated = (sum(part.values()) for part in self._counts[:2])
+        return None if self.rate is None else (shared / self.processes + repeated) / self.rate
+
     def lines(self) -> list[str]:
         """Return the cost in short lines: a headline, then further facts."""
-        work = self.work
-        outputs = _count(work.outputs, "class", "classes") if work.of_loss.coupled else _count(work.outputs, "output")
-        size = f"{_count(work.records, 'record')} × {_count(work.features, 'feature')} × {outputs}"
-        how = "dense curvature" if work.probes is None else f"sketched curvature, {_count(work.probes, 'probe')}"
-        where = "on this GPU" if torch.device(work.device).type == "cuda" else "on this machine"
-        if work.processes > 1:
-            where = f"with {work.processes} processes like this one"
+        outputs = _count(self.outputs, "class", "classes") if self.of_loss.coupled else _count(self.outputs, "output")
+        size = f"{_count(self.records, 'record')} × {_count(self.features, 'feature')} × {outputs}"
+        how = "dense curvature" if self.probes is None else f"sketched curvature, {_count(self.probes, 'probe')}"
+        where = "on this GPU" if torch.device(self.device).type == "cuda" else "on this machine"
+        if self.processes > 1:
+            where = f"with {self.processes} processes like this one"
         time = "time not measured"
         if self.seconds is not None:
             time = f"{human_seconds(self.seconds)} {where} (measured rate {_scaled(self.rate or 0.0, FLOPS)})"
@@ -108,44 +129,24 @@ class AuditCost:
 
     def to_json(self) -> dict[str, Any]:
         """Return the same for machines."""
-        cost = {name: value for name, value in vars(self).items() if name != "work"}
-        named = ("records", "features", "outputs", "loss", "probes", "processes", "device")
-        kind = "dense" if self.work.probes is None else "sketch"
-        told = {"curvature": kind, **cost, "operations": self.operations, "views": [vars(view) for view in self.views]}
-        return {name: getattr(self.work, name) for name in named} | told
+        named = (
+            "records",
+            "features",
+            "outputs",
+            "loss",
+            "probes",
+            "processes",
+            "device",
+            "flops",
+            "operations",
+            "bytes",
+        )
+        told = {name: getattr(self, name) for name in (*named, "seconds", "rate", "notes")}
+        kind = "dense" if self.probes is None else "sketch"
+        return told | {"curvature": kind, "views": [vars(view) for view in self.views]}
 
 
-def estimate(work: Workload, rate: float | None = None) -> AuditCost:
-    """Estimate the cost of an audit. Processes share the records; each one factors the matrices by itself."""
-    shared, repeated, matrices = _dense(work) if work.probes is None else _sketch(work, work.probes)
-    operations = sum(shared.values()) / work.processes + sum(repeated.values())
-    held = matrices + 8 * COLUMNS * work.records + work.held_bytes
-    return AuditCost(work, shared | repeated, held, None if rate is None else operations / rate, rate)
-
-
-def _dense(work: Workload) -> tuple[dict[str, float], dict[str, float], int]:
-    """Return the operations that processes share and those of each one, and the bytes of matrices."""
-    n, d, m, pairs, coupled = work.records, work.features, work.outputs, work.of_loss.pairs, work.of_loss.coupled
-    matrices, size = (1, d * (m - 1)) if coupled else (pairs, d)
-    products = float(n * d * (d + 1) * pairs)
-    shared = {"sums": products, "forms": products} | ({"left out": n * m**3 / 3} if coupled else {})
-    return shared, {"inverse": float(matrices * size**3)}, 16 * matrices * size**2
-
-
-def _sketch(work: Workload, q: int) -> tuple[dict[str, float], dict[str, float], int]:
-    """Return the same for a sketch; it keeps its columns for all probes, and the other copies for one block."""
-    n, d, m = work.records, work.features, work.outputs
-    product = 2.0 * n * d * m * q
-    column = SKETCH_BYTES * d * m
-    at_once = -(-q // work.probe_blocks)
-    shared = {"right sides": product, "steps": 2 * product * STEPS, "scores": product}
-    shared["preconditioner sums"] = float(n * d * (d + 1) * m)
-    repeated = {"preconditioner factors": float(m * d**3), "preconditioner": 2.0 * d * d * m * q * (STEPS + 1)}
-    held = column * (q + (WORKING_COPIES - 1) * at_once) + SKETCH_BYTES * m * d * d
-    return shared, repeated, held
-
-
-def product_shape(work: Workload) -> tuple[int, int, int]:
+def product_shape(work: AuditCost) -> tuple[int, int, int]:
     """Return (a, b, c) of the product (a × b)·(b × c) that such an audit consists of, cut to what is quick to time."""
     d, m = work.features, work.outputs
     if work.probes is not None:
@@ -173,23 +174,22 @@ def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, in
             torch.mm(left, right, out=out)
 
     multiply()
-    repeats = max(1, min(100_000, round(seconds / _timed(multiply, place)[1])))
-    return 2.0 * a * b * c * repeats / _timed(lambda: multiply(repeats), place)[1]
+    repeats = max(1, min(100_000, round(seconds / _timed(multiply, place))))
+    return 2.0 * a * b * c * repeats / _timed(lambda: multiply(repeats), place)
 
 
-def _timed(work: Callable[[], Any], place: torch.device) -> tuple[Any, float]:
-    """Return what `work` returns, and its seconds."""
+def _timed(work: Callable[[], Any], place: torch.device) -> float:
     wait = torch.cuda.synchronize if place.type == "cuda" else lambda place: None
     wait(place)
     began = perf_counter()
-    result = work()
+    work()
     wait(place)
-    return result, max(perf_counter() - began, 1e-9)
+    return max(perf_counter() - began, 1e-9)
 
 
 def _quickest(work: Callable[[], Any], place: torch.device) -> float:
-    """Return the seconds that `work` takes at best: the first call warms up, and others may use the machine too."""
-    return min(_timed(work, place)[1] for _ in range(TIMES))
+    """Return the seconds of `work` at best: the first call warms up, and others may use the machine too."""
+    return min(_timed(work, place) for _ in range(TIMES))
 
 
 def price_view(features: RecordFeatures, kind: str, place: torch.device) -> ViewCost:
@@ -262,7 +262,7 @@ def forecast(
     if sketch is not None:
         dtype, probes = precision_named(sketch.precision, head.device).between, sketch.probes
         blocks = -(-probes // probes_at_once(head, sketch))
-    work = Workload(
+    cost = AuditCost(
         records=head.n,
         features=head.width,
         outputs=head.m,
@@ -273,13 +273,13 @@ def forecast(
         device=str(head.device),
         held_bytes=0 if isinstance(head.features, LazyRows) else head.features.nbytes,
     )
-    cost = estimate(work, calibrate(head.device, dtype, product_shape(work)))
+    rate = calibrate(head.device, dtype, product_shape(cost))
     views = []
     if resolved is not None and resolved.view is not None and (resolved.of_view or resolved.of_theory):
         views.append(price_view(resolved.view.features, resolved.view.kind, head.device))
     if resolved is not None and resolved.process is not None and resolved.of_lood:
         views.append(price_process(resolved.process.process, resolved.process.inputs, head.device))
-    return replace(cost, views=tuple(views))
+    return replace(cost, rate=rate, views=tuple(views))
 
 
 def human_bytes(count: float) -> str:
