@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import giveaway as ga
 from benchmarks.measuring import read_options, write_result
 from giveaway.curvature.choice import Auto
+from giveaway.views.model import said_of
 from giveaway.views.others import OthersView
 
 EPOCHS, DELTA, BATCHES, SHADOWS = 20, 1e-3, 4, 16
@@ -57,7 +58,7 @@ def measure(x: torch.Tensor, y: torch.Tensor, epsilon: float | None, epochs: int
     head = ga.from_torch(train(x, y, seed=0, epochs=epochs, noise=noise), TensorDataset(x, y))
     table = ga.audit(head, scores=["newton", "fused"], curvature=Auto(l2_sensitivity=False))
     view = OthersView(head)
-    view.compare("record", table["newton"])
+    view.compare(table["newton"], said_of(head).squares)
     prediction = view.predict(table["fused"], head.outputs)
     assert prediction is not None
 

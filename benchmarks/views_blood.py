@@ -111,7 +111,7 @@ def audited(head: Head, trace: ga.LossTrace) -> tuple[Columns, dict[str, Any]]:
     table = ga.audit(head, trace=trace, scores=names, curvature=curvature)
     found = {name: table[name] for name in names}
     others, _ = view_of(head, required=True)
-    seen = AllViews(head, others, trace, "record", found["newton"]).seen
+    seen = AllViews(head, others, trace, found["newton"]).seen
     assert np.allclose(fused(seen), found["fused"], atol=1e-6)  # what follows takes views away from the same fusion
     poorer = {
         "trace": {"roots": None},

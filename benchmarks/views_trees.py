@@ -186,7 +186,7 @@ def scores_of_target(name: str, held: dict[str, np.ndarray], inputs: Any, target
     if staged is not None:
         asked = np.unique(np.geomspace(1, len(staged), STAGES).round().astype(int)) - 1  # as trace_of_stages does
         trace, staged = ga.LossTrace.from_losses(staged[asked]), staged.astype(np.float64)
-    seen = AllViews(head, OthersView(head), trace, "record", losses(logits, y, m)).seen
+    seen = AllViews(head, OthersView(head), trace, losses(logits, y, m)).seen
     columns = {"loss": seen.loss, "left_out": left_out(seen), "fused": fused(seen)}
     columns["fused, head and kernel alone"] = fused(replace(seen, bag=None, roots=None))
     if not forest:

@@ -57,7 +57,7 @@ def check_fused(table: ScoreTable, head: Head) -> None:
     weights = table.meta.fusion.weights
     columns = {name: table["newton" if head.linear else "loss"] if name == "head" else table[name] for name in weights}
     if "trace" in weights and head.inputs is not None:
-        _, seen = compared(head, table.meta.unit)
+        _, seen = compared(head)
         unpredicted, held_out = 0.0, table.meta.fusion.held_out_error
         if held_out is not None:
             unpredicted = np.clip((seen.error_without.sum() - head.n * held_out) / seen.variation, 0, 1)

@@ -1,5 +1,7 @@
 """The view of the bag: losses of out-of-bag predictions, by record and by person, and what has none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
 from giveaway import Head, from_sklearn
 from giveaway.scores.fusion import normal_scores
-from giveaway.views.bags import BagsView
+from giveaway.views.witnesses import BagsView
 from tests.conftest import KINDS, made_arrays
 
 SILENT = [2, 3, 50]
@@ -50,7 +52,7 @@ def test_losses_by_hand(kind):
 def test_people_are_summed_and_unknown_where_one_record_is():
     groups = np.arange(60) // 2  # rows 2 and 3 are one person, 50 and 51 another
     head, _ = head_of("classes", groups=groups)
-    alone, together = BagsView(head), BagsView(head, "person")
+    alone, together = BagsView(replace(head, groups=None)), BagsView(head)
     assert np.flatnonzero(~together.told).tolist() == [1, 25]
     sums = alone.losses.reshape(30, 2).sum(1)
     np.testing.assert_allclose(together.losses[together.told], sums[together.told])

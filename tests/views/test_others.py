@@ -38,10 +38,10 @@ def black_box(kind: str, **options) -> Head:
     return Head(**made_arrays(kind) | {"features": None}, **options)
 
 
-def compared(head: Head, unit: str = "record") -> tuple[OthersView, Views]:
+def compared(head: Head) -> tuple[OthersView, Views]:
     view = OthersView(head)
-    rows = head.n if unit == "record" else len(np.unique(head.groups))
-    return view, view.compare(unit, np.arange(rows, dtype=float))
+    rows = head.n if head.groups is None else len(np.unique(head.groups))
+    return view, view.compare(np.arange(rows, dtype=float), said_of(head).squares)
 
 
 # ------------------------------------------------------------------------------------------------ against refits
@@ -79,8 +79,8 @@ def squares(errors: np.ndarray, unit: str) -> np.ndarray:
 @pytest.mark.parametrize("unit", ["record", "person"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_s_errors_are_those_of_refits_without_the_record_or_the_person(kind, unit):
-    head = made_head(kind, inputs=records(), groups=PEOPLE)
-    view, seen = compared(head, unit)
+    head = made_head(kind, inputs=records(), groups=PEOPLE if unit == "person" else None)
+    view, seen = compared(head)
     y = targets_of_head(head).numpy()
     if view.report["kernel"] == "rbf":
         errors = ridge_errors(records(), y, view.report["l2"], places(unit))
@@ -101,8 +101,8 @@ def test_a_table_s_errors_are_those_of_refits_without_the_record_or_the_person(k
 
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_texts_errors_are_those_of_refits_too(unit):
-    head = made_head("classes", inputs=texts(), groups=PEOPLE)
-    view, seen = compared(head, unit)
+    head = made_head("classes", inputs=texts(), groups=PEOPLE if unit == "person" else None)
+    view, seen = compared(head)
     features = torch.cat(list(text_features(texts())())).double().numpy()
     errors = kernel_errors(features, targets_of_head(head).numpy(), view.report["noise"], places(unit))
     np.testing.assert_allclose(seen.error_without, squares(errors, unit), rtol=2e-4)

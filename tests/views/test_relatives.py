@@ -16,7 +16,7 @@ from torch import nn
 
 from giveaway import Head, audit
 from giveaway.views.model import said_of
-from giveaway.views.relatives import RelativesView
+from giveaway.views.witnesses import RelativesView
 from tests.conftest import KINDS, made_arrays, made_head
 from tests.oracles import kind_of, losses, target_matrix
 
@@ -60,7 +60,7 @@ def test_losses_weights_and_their_mean_against_a_loop(kind):
     assert 0 < weights["far"] < 1
     np.testing.assert_allclose(view.joined, total / sum(weights.values()), rtol=1e-9, atol=1e-14)
     assert view.weight == pytest.approx(sum(w * w for w in weights.values()) / sum(weights.values()))
-    assert view.report["far"] == {"new": round(weights["far"], 6), "natural": 1.0, "weight": round(weights["far"], 6)}
+    assert view.report["relatives"]["far"] == {"new": round(weights["far"], 6), "natural": 1.0, "weight": round(weights["far"], 6)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +84,7 @@ def test_a_variant_known_worse_than_records_never_seen_counts_less(kind):
 @pytest.mark.parametrize("kind", ["classes", "squared_many", "multi_label"])
 def test_a_person_has_the_sum_over_their_records(kind):
     head = with_variants(kind, groups=PEOPLE)
-    records, people = RelativesView(head), RelativesView(head, "person")
+    records, people = RelativesView(replace(head, groups=None)), RelativesView(head)
     for row, name in enumerate(np.unique(PEOPLE)):
         own = np.flatnonzero(name == PEOPLE)
         assert people.losses["far"][row] == pytest.approx(records.losses["far"][own].sum())
@@ -121,7 +121,7 @@ def test_variants_are_recognized_where_their_class_has_half_of_the_probability()
     assert 0 < right.sum() < head.n
     head = replace(head, relatives=head.outputs)
     np.testing.assert_array_equal(RelativesView(head).attributes()["recognized"], right)
-    people = RelativesView(replace(head, groups=np.arange(head.n) // 2), "person")
+    people = RelativesView(replace(head, groups=np.arange(head.n) // 2))
     assert not people.attributes()
     assert not RelativesView(with_variants("squared_many")).attributes()
 

@@ -33,7 +33,7 @@ from giveaway.scores.fusion import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT
 from giveaway.text import OnStage, parts_of, progress_of, stages_of
 from giveaway.views.all_views import AllViews
-from giveaway.views.model import phi_of
+from giveaway.views.model import has_one_class, phi_of
 from giveaway.views.others import HELD_BACK
 
 TOP = 0.05
@@ -181,7 +181,7 @@ def _ask_views(
     what sets the first rows apart."""
     view, process, explained = resolved.view, resolved.process, None
     if resolved.of_view or (view is not None and resolved.of_theory):
-        views = AllViews(head, view, resolved.trace, resolved.unit, columns[resolved.beside_view], on_stage)
+        views = AllViews(head, view, resolved.trace, columns[resolved.beside_view], on_stage)
         columns |= {name: CATALOGUE[name].function(views.seen) for name in resolved.of_view}
         exposure = fused(views.seen)
         ranked = columns.get("left_out", exposure) if "fused" not in resolved.of_view else exposure
@@ -204,7 +204,7 @@ def _ask_views(
             columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
         meta["view"] = view.report
     if process is not None and resolved.of_lood:
-        lood = process.divergence(resolved.unit, on_stage)
+        lood = process.divergence(on_stage)
         columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
         meta["kernel"] = process.report
     for name in OF_CLASSES & attributes.keys():
@@ -230,7 +230,7 @@ def _called(classes: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:
 def _predicted_share(head: Head) -> dict[str, Any] | None:
     """Say in words how many records are exposed, from what the model says of records held out; None where that was
     never measured: people, values, several labels at once, and few records."""
-    classes = head.loss == "cross_entropy" and head.targets.ndim == 1 and head.groups is None
+    classes = has_one_class(head) and head.groups is None
     if head.held_out is None or not classes or min(head.n, len(head.held_out[0])) < FEWEST:
         return None
     said = predict_exposure(phi_of(head.outputs, head.targets), phi_of(*head.held_out))

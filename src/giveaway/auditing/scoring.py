@@ -26,6 +26,7 @@ from giveaway.records import Head
 from giveaway.scores.catalogue import CATALOGUE, relative_error, scores_of, standard_errors
 from giveaway.scores.formulas import ScoreBatch
 from giveaway.scores.predicted import ingredients, predict
+from giveaway.views.model import has_one_class
 
 WINDOW = 1_024
 MOST_ROWS = 2_048
@@ -242,7 +243,7 @@ class Scoring:
         attributes: dict[str, np.ndarray] = {}
         if self.people is not None:
             attributes["records"] = self[RECORDS].astype(np.int64)
-        elif self.head.loss == "cross_entropy" and self.head.targets.ndim == 1:
+        elif has_one_class(self.head):
             attributes["class"] = self.head.targets.cpu().numpy()
         attributes["residual"] = self[RESIDUAL]
         if self.stepped:

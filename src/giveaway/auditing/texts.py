@@ -47,7 +47,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
         names += default if name == "default" else [name]
     view = None
     if trace is not None:
-        view = TraceView(trace, texts, -texts.means(texts.log_likelihood), unit)
+        view = TraceView(trace, texts, -texts.means(texts.log_likelihood))
     rows = texts.by_person()
     others = predicted_by_others(rows)
     views = TextViews(rows, others.log_likelihood, None if view is None else view.roots)

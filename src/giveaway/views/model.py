@@ -77,8 +77,11 @@ def centred(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.amax(0) > x.amin(0), x - x.mean(0), 0.0)
 
 
-def summed_by_person(values: np.ndarray, head: Head | Texts, unit: str) -> np.ndarray:
+def summed_by_person(values: np.ndarray, head: Head | Texts) -> np.ndarray:
     """Return values of records as they are, or summed over each person's in the order of np.unique(groups)."""
-    if unit == "record":
-        return values
-    return np.bincount(np.unique(np.asarray(head.groups), return_inverse=True)[1], values)
+    return values if head.groups is None else np.bincount(np.unique(head.groups, return_inverse=True)[1], values)
+
+
+def has_one_class(head: Head) -> bool:
+    """Whether every record's target is one class."""
+    return head.loss == "cross_entropy" and head.targets.ndim == 1

@@ -20,7 +20,7 @@ from giveaway.scores.predicted import Prediction, calibrated_phi, predict_from_v
 from giveaway.text import OnStage, quiet
 from giveaway.views.images import image_features
 from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
-from giveaway.views.model import centred, phi_of, said_of, standardized, targets_of_head, value_spread
+from giveaway.views.model import centred, has_one_class, phi_of, standardized, targets_of_head, value_spread
 from giveaway.views.own_terms import own_terms
 from giveaway.views.tables import table_features
 from giveaway.views.text import DIMENSIONS, text_features
@@ -86,14 +86,9 @@ class OthersView:
         self._head = head
         self._described, self.features = features_of(head.inputs, device=head.device)
 
-    def compare(
-        self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None, on_stage: OnStage = quiet
-    ) -> Views:
-        """Compare both views of every row; `outputs` are what the model says if that is not the head's own (refit)."""
-        head = self._head
-        groups = head.groups if unit == "person" else None
-        targets = targets_of_head(head)
-        inside = said_of(head, outputs).squares
+    def compare(self, score: np.ndarray, inside: np.ndarray, on_stage: OnStage = quiet) -> Views:
+        """Compare both views of every row; `inside` are the squared errors of what the model says of each record."""
+        head, groups, targets = self._head, self._head.groups, targets_of_head(self._head)
         self._left_out = self._predicted(targets, groups, inside.sum(), on_stage)
         outside = self.errors = self._left_out.error.square().sum(1).numpy()
         leverage = self._left_out.leverage.numpy()
@@ -126,7 +121,7 @@ class OthersView:
         """Return what the others predict for each record (one class or value), and who is nearest to the first rows."""
         head, prediction = self._head, self._left_out
         columns: dict[str, np.ndarray] = {}
-        if head.loss == "cross_entropy" and head.targets.ndim == 1:
+        if has_one_class(head):
             scores = (targets_of_head(head).cpu() - prediction.error).numpy()
             columns["others_say"] = scores.argmax(1) if head.m > 1 else (scores[:, 0] > 0).astype(np.int64)
         elif head.loss == "squared" and head.m == 1:
@@ -149,7 +144,7 @@ class OthersView:
     def predict(self, exposure: np.ndarray, outputs: torch.Tensor | LazyRows) -> Prediction | None:
         """Predict attack success from both views; None for values, and where the head's own theory is exact."""
         head = self._head
-        if self._seen.head_is_exact or head.loss != "cross_entropy" or head.targets.ndim != 1:
+        if self._seen.head_is_exact or not has_one_class(head):
             return None
         labels = head.targets.cpu().numpy()
         scores = (targets_of_head(head).cpu() - self._left_out.error).numpy()

@@ -35,11 +35,11 @@ class ProcessView:
         self.inputs = standardized(x) if x.ndim == 2 else x
         self._posterior: Posterior | None = None
 
-    def divergence(self, unit: str, on_stage: OnStage = quiet) -> Divergence:
+    def divergence(self, on_stage: OnStage = quiet) -> Divergence:
         """Measure every record, or every person in the order of np.unique(groups)."""
         if self._posterior is None:
             self._posterior = self.process.fit(self.inputs, targets_of_head(self._head), on_stage=on_stage)
-        groups = None if unit == "record" else rows_of_people(self._head.groups)[1]  # type: ignore[arg-type]
+        groups = None if self._head.groups is None else rows_of_people(self._head.groups)[1]
         return divergence(self._posterior, groups)
 
     @property

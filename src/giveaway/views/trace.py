@@ -28,9 +28,9 @@ class TraceView:
     """What a trace says of a head's rows, summed over a person's records: `roots`, the mean of √loss over the epochs in
     which a record came up, and `iqr`, q75 − q25 of its losses; the median of the others for one that never did."""
 
-    def __init__(self, trace: LossTrace, head: Head | Texts, losses: np.ndarray, unit: str = "record") -> None:
+    def __init__(self, trace: LossTrace, head: Head | Texts, losses: np.ndarray) -> None:
         """`losses` (n,) are those of the finished model."""
-        self._trace, self._head, self._unit = trace, head, unit
+        self._trace, self._head = trace, head
         self._losses = trace.losses
         check_trace(trace, head)
         if len(self._losses) == 0:
@@ -62,7 +62,7 @@ class TraceView:
 
     def _by_row(self, values: np.ndarray) -> np.ndarray:
         values = np.where(np.isnan(values), np.nanmedian(values), values)
-        return summed_by_person(values, self._head, self._unit)
+        return summed_by_person(values, self._head)
 
     def _prove(self, losses: np.ndarray) -> str:
         """Say how it is known whose losses these are: by ids, or because they go with the model's; refuse others."""
@@ -84,7 +84,7 @@ class TraceView:
         """Return the epoch, from 1, in which half of a record's √loss over all epochs was behind it; 0 for a record
         that never came up. The larger it is, the later the record was learned. And, of classes, how often it was
         forgotten: had at least half of the probability in one epoch, and less in the next. People have neither."""
-        if self._unit == "person":
+        if self._head.groups is not None:
             return {}
         total = np.zeros(self._head.n)
         half = 0.5 * self.roots * self._seen
@@ -98,7 +98,7 @@ class TraceView:
 
     def report(self, order: np.ndarray) -> dict[str, Any]:
         """Return what goes into the metadata: the band of all records, and the losses of the first rows of `order`."""
-        rows = order[:SHOWN] if self._unit == "record" else order[:0]
+        rows = order[: SHOWN if self._head.groups is None else 0]
         there = [epoch[~np.isnan(epoch)].astype(np.float64) for epoch in self._losses]
         band = [np.quantile(one, BAND).round(6).tolist() if len(one) else [None] * len(BAND) for one in there]
         shown = np.asarray(self._losses[:, rows], dtype=np.float64)
