@@ -60,7 +60,11 @@ def test_losses_weights_and_their_mean_against_a_loop(kind):
     assert 0 < weights["far"] < 1
     np.testing.assert_allclose(view.joined, total / sum(weights.values()), rtol=1e-9, atol=1e-14)
     assert view.weight == pytest.approx(sum(w * w for w in weights.values()) / sum(weights.values()))
-    assert view.report["relatives"]["far"] == {"new": round(weights["far"], 6), "natural": 1.0, "weight": round(weights["far"], 6)}
+    assert view.report["relatives"]["far"] == {
+        "new": round(weights["far"], 6),
+        "natural": 1.0,
+        "weight": round(weights["far"], 6),
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

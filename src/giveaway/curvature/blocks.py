@@ -19,7 +19,7 @@ import torch
 
 from giveaway.curvature.losses import Loss
 from giveaway.curvature.output_curvature import OutputCurvature, SoftmaxCurvature
-from giveaway.linalg.dense import top_eigenvalue, top_singular_value
+from giveaway.linalg.dense import solve_floored, top_eigenvalue, top_singular_value
 
 CAP = 1.0 - 1e-8
 TINY = torch.finfo(torch.float64).tiny
@@ -128,11 +128,11 @@ class MatrixBlocks:
         if self.complement is None and self._size[0] == 1:
             solved, capped = inner / (1.0 - self.spread[0].clamp_max(CAP)), self.spread[0, 0] > CAP
         else:
-            complement, safe = self.complement, None
+            complement = self.complement
             if complement is None:
                 complement = torch.eye(len(inner), dtype=v.dtype, device=v.device) - self.spread.permute(2, 0, 1)
-                safe = self.spread.square().sum(dim=(0, 1)) < CAP**2  # λ_max ≤ ‖A‖_F clears most
-            columns, capped = solve_floored(complement, inner.T.unsqueeze(2), safe)
+            right, exact = inner.T.unsqueeze(2), self.complement is None
+            columns, capped = solve_floored(complement, right, 1.0 - CAP, at_most_one=exact)
             solved = columns.squeeze(2).T
         moved = step + self._apply(scale * self._right.root(solved.reshape(self._fold), -2))
         if not self.loss.convex:
@@ -255,7 +255,8 @@ class FactoredBlocks:
         inner = inner.to(self.u.dtype)
         basis = self._directions(inner)
         along = self._inner.mT @ basis  # (N, q, k)
-        solved, capped = solve_floored(self._complement(basis, along), (basis.mT @ inner).to(torch.float64))
+        right = (basis.mT @ inner).to(torch.float64)
+        solved, capped = solve_floored(self._complement(basis, along), right, 1.0 - CAP)
         # the inverse of a matrix that so few probes estimate is too large on average
         probes, k = along.shape[1:]
         outer = basis @ (solved * ((probes - k - 1) / probes)).to(inner.dtype)
@@ -324,27 +325,6 @@ class FactoredBlocks:
 
 
 Blocks = MatrixBlocks | FactoredBlocks
-
-
-def solve_floored(
-    matrices: torch.Tensor, right: torch.Tensor, safe: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A⁻¹ b with eigenvalues below 1 − CAP taken as that, and which had any; the last argument marks who has none."""
-    floor = 1.0 - CAP
-    identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)
-    factor, failed = torch.linalg.cholesky_ex(matrices)
-    capped = failed > 0
-    doubtful = torch.ones_like(capped) if safe is None else ~safe
-    if bool(doubtful.any()):
-        # this Cholesky factor exists exactly where no eigenvalue is below the floor
-        capped[doubtful] = torch.linalg.cholesky_ex(matrices[doubtful] - floor * identity)[1] > 0
-    if not bool(capped.any()):
-        return torch.cholesky_solve(right, factor), capped
-    factor[capped] = identity
-    solved = torch.cholesky_solve(right, factor)
-    values, vectors = torch.linalg.eigh(matrices[capped])
-    solved[capped] = vectors @ (vectors.mT @ right[capped] / values.clamp_min(floor).unsqueeze(2))
-    return solved, capped
 
 
 def _turned(v: torch.Tensor, rotation: torch.Tensor | None, *, back: bool = False) -> torch.Tensor:

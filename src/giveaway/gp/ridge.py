@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
+from giveaway.linalg.dense import solve_floored
 
 RELATIVE = tuple(10.0 ** (k / 2) for k in range(-18, 3))  # the default grid, times the trace of ZᵀZ
 CAP = 1e-10  # least 1 − h that is divided by
@@ -96,24 +97,20 @@ class _Decomposition:
 
     def coordinates(self, wanted: torch.Tensor, numbers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Walk over row numbers and rows of P, blockwise, of the records `wanted` (n,)."""
-        start, n = 0, len(self.centred)
+        start = 0
         for block in _float_blocks(self.blocks, numbers):
-            check_row_count(start + len(block), n, at_most=True)
             rows = torch.arange(start, start + len(block), device=block.device)
             start += len(block)
             chosen = wanted[rows]
             rows, block = (rows, block) if bool(chosen.all()) else (rows[chosen], block[chosen])
             if len(rows):
                 yield rows, block if self.turn is None else (block - self.mean) @ self.turn
-        check_row_count(start, n)
 
 
 def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tuple[_Decomposition, float]:
     """Return the decomposition and the trace of ZᵀZ, by the smaller of d × d and n × n."""
     n = len(targets)
-    first = next(_float_blocks(blocks, NUMBERS), None)
-    if first is None or first.shape[1] == 0:
-        raise fail("features", "at least one row and one column", "none", "give one row of numbers a record")
+    first = next(_float_blocks(blocks, NUMBERS))
     d = first.shape[1]
     needed, got = 8 * (3 * min(n, d) ** 2 + (n * d if d > n else 0)), f"{n} records with {d} features"
     check_memory("features", needed, what="a decomposition", got=got, remedy="use fewer features")
@@ -127,7 +124,6 @@ def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tupl
         b, turn = vectors.T @ (scale.unsqueeze(1) * cross), scale.unsqueeze(1) * vectors
         return _Decomposition(1.0, values.clamp_min(0.0), b, centred, blocks, mean, turn), trace
     features = torch.cat(list(_float_blocks(blocks, NUMBERS)))  # n < d: fewer numbers than d × d
-    check_row_count(len(features), n)
     check_finite("features", features)
     mean = features.mean(0)
     features = features - mean
@@ -148,7 +144,6 @@ def _moments(
     mean, gram, cross, target_mean = (like.new_zeros(shape) for shape in ((d,), (d, d), (d, outputs), (outputs,)))
     for block in blocks:
         rows = len(block)
-        check_row_count(n + rows, len(targets), at_most=True)
         check_finite("features", block)
         y = targets[n : n + rows].to(block.device)
         block_mean, block_target_mean = block.mean(0), y.mean(0)
@@ -160,7 +155,6 @@ def _moments(
         mean += step * (rows / (n + rows))
         target_mean += target_step * (rows / (n + rows))
         n += rows
-    check_row_count(n, len(targets))
     return mean, gram, cross
 
 
@@ -213,29 +207,15 @@ def _groups_left_out(of: _Decomposition, g: torch.Tensor, rows: torch.Tensor, p:
         residual = error[:, :, j]
         if by_block:
             matrix = (p * g[:, j]) @ p.mT + of.a * (torch.eye(size, dtype=p.dtype, device=p.device) - 1.0 / n)
-            solved, capped[:, j] = _solve(matrix, residual)
+            solved, capped[:, j] = solve_floored(matrix, residual, CAP, at_most_one=True)
         else:
             ones = torch.full_like(p[..., :1], n**-0.5)
             half = torch.cat([p * (-g[:, j]).sqrt(), ones], dim=2)  # H_SS = half·halfᵀ
             matrix = torch.eye(k + 1, dtype=p.dtype, device=p.device) - half.mT @ half
-            inside, capped[:, j] = _solve(matrix, half.mT @ residual)
+            inside, capped[:, j] = solve_floored(matrix, half.mT @ residual, CAP, at_most_one=True)
             solved = residual + half @ inside
         error[:, :, j] = solved
     return rows.flatten(), error.flatten(0, 1), rest, capped.repeat_interleave(size, 0)
-
-
-def _solve(matrix: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Solve for each I − H block (B, s, s), its eigenvalues raised to CAP, and say where one was lower (B,)."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    solved = torch.cholesky_solve(right, factor)
-    # eigenvalues of such a block are at most 1, so that none is below the determinant
-    unsure = (info != 0) | ~(factor.diagonal(dim1=1, dim2=2).square().prod(1) > CAP)
-    low = torch.zeros_like(unsure)
-    if bool(unsure.any()):
-        values, vectors = torch.linalg.eigh(matrix[unsure])
-        solved[unsure] = vectors @ (vectors.mT @ right[unsure] / values.clamp_min(CAP).unsqueeze(2))
-        low[unsure] = values[:, 0] < CAP
-    return solved, low
 
 
 def _chunks(members: dict[int, torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
@@ -254,17 +234,10 @@ def _chunks(members: dict[int, torch.Tensor], most: int) -> Iterator[list[torch.
 
 
 def _float_blocks(blocks: Blocks, numbers: int) -> Iterator[torch.Tensor]:
-    """Walk over all rows once in float64, at most about `numbers` numbers a block, empty blocks left out."""
-    width = None
-    for given in blocks():
-        block = as_tensor("features", given)
-        if block.ndim != 2 or block.shape[1] != (width or block.shape[1]):
-            expected = "blocks of shape (rows, d)" if width is None else f"blocks of shape (rows, {width})"
-            raise fail("features", expected, f"shape {tuple(block.shape)}", "give one row a record, all equally long")
-        width = block.shape[1]
-        for part in block.split(max(1, numbers // max(1, width))):
-            if len(part):
-                yield part.to(torch.float64)
+    """Walk over all rows once in float64, at most about `numbers` numbers a block."""
+    for block in blocks():
+        for part in block.split(max(1, numbers // block.shape[1])):
+            yield part.to(torch.float64)
 
 
 def centred_targets(targets: Any) -> torch.Tensor:
@@ -315,10 +288,3 @@ def column_scale(mean: torch.Tensor, deviation: torch.Tensor, standardize: bool 
     """Return 1 / deviation, or 1 if not `standardize`; 0 for columns that are constant up to rounding."""
     varies = deviation > CONSTANT * mean.abs()
     return torch.where(varies, 1.0 / deviation if standardize else torch.ones_like(deviation), 0.0)
-
-
-def check_row_count(rows: int, expected: int, *, at_most: bool = False) -> None:
-    """Refuse features that are not as many as the targets."""
-    if rows > expected or (rows < expected and not at_most):
-        got = f"{'at least ' if at_most else ''}{rows} rows"
-        raise fail("features", f"{expected} rows, one a target", got, "align features and targets")

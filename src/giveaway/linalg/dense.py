@@ -97,6 +97,26 @@ def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
     return scale * torch.linalg.eigvalsh(batch @ batch.mT)[:, -1].sqrt()
 
 
+def solve_floored(
+    matrices: torch.Tensor, right: torch.Tensor, floor: float, *, at_most_one: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Solve for each of (Q, R, R) with its eigenvalues raised to `floor`, and say which had a lower one; `at_most_one`
+    says that none is above 1."""
+    factor, failed = torch.linalg.cholesky_ex(matrices)
+    solved, low = torch.cholesky_solve(right, factor), failed > 0
+    doubtful = ~low
+    if at_most_one:  # then none is below the determinant
+        doubtful &= factor.diagonal(dim1=1, dim2=2).square().prod(1) <= floor
+    if bool(doubtful.any()):
+        # this Cholesky factor exists exactly where no eigenvalue is below the floor
+        shifted = matrices[doubtful] - floor * torch.eye(matrices.shape[1], dtype=factor.dtype, device=factor.device)
+        low[doubtful] = torch.linalg.cholesky_ex(shifted)[1] > 0
+    if bool(low.any()):
+        values, vectors = torch.linalg.eigh(matrices[low])
+        solved[low] = vectors @ (vectors.mT @ right[low] / values.clamp_min(floor).unsqueeze(2))
+    return solved, low
+
+
 class PairTiles:
     """Tiles over the upper triangle of feature pairs, each pair carrying p numbers."""
 
