@@ -18,7 +18,7 @@ from giveaway.gp.kernels import RBF, Linear
 from giveaway.gp.nngp import KernelChoice
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.views.model import standardized, targets_of_head
-from giveaway.views.process import ProcessView, numbers_of
+from giveaway.views.process import numbers_of
 from tests.conftest import KINDS, made_arrays, made_head, refused
 from tests.gp.test_kernels import arc_cosine, on_sphere
 from tests.gp.test_lood import brute_force, median_rbf
@@ -209,9 +209,6 @@ def test_the_bayesian_last_layer_of_people():
 
 
 def test_the_kernel_is_not_factored_unless_it_is_asked_for():
-    view = ProcessView(made_head("classes"), records(), Process())
-    assert view.report is None
-
     def never(*_):
         raise AssertionError("the kernel was evaluated")
 

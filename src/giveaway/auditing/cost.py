@@ -257,22 +257,13 @@ def forecast(
     head: Head, curvature: Dense | Sketch | Auto, processes: Processes = ALONE, resolved: Plan | None = None
 ) -> AuditCost:
     """Estimate the cost of the head's own scores at a rate measured here, and of the views that are `resolved`."""
-    sketch = choose(head, curvature).sketch
-    dtype, probes, blocks = torch.float64, None, 1
+    sketch, dtype, probes, blocks = choose(head, curvature).sketch, torch.float64, None, 1
     if sketch is not None:
         dtype, probes = precision_named(sketch.precision, head.device).between, sketch.probes
         blocks = -(-probes // probes_at_once(head, sketch))
-    cost = AuditCost(
-        records=head.n,
-        features=head.width,
-        outputs=head.m,
-        loss=head.loss,
-        probes=probes,
-        probe_blocks=blocks,
-        processes=processes.size,
-        device=str(head.device),
-        held_bytes=0 if isinstance(head.features, LazyRows) else head.features.nbytes,
-    )
+    held = 0 if isinstance(head.features, LazyRows) else head.features.nbytes
+    size = (head.n, head.width, head.m, head.loss, probes, blocks)
+    cost = AuditCost(*size, processes=processes.size, device=str(head.device), held_bytes=held)
     rate = calibrate(head.device, dtype, product_shape(cost))
     views = []
     if resolved is not None and resolved.view is not None and (resolved.of_view or resolved.of_theory):

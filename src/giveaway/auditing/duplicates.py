@@ -19,11 +19,10 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     """Count the records with an exact copy, and at least how many have a near one: within 1 % of the root-mean-square
     distance from the mean record, in columns of unit variance. Near copies are looked for along random directions:
     missed sometimes, never invented."""
-    _, scale = column_scaling(head.features)
-    projected, spread = _project(head, scale)
-    near = np.zeros(head.n, dtype=bool)
-    exact = np.zeros(head.n, dtype=bool)
-    radius = NEAR * spread
+    mean, scale = column_scaling(head.features)
+    radius = NEAR * float((scale > 0).sum()) ** 0.5  # every column that varies adds 1 to the mean square
+    projected = _project(head, mean, scale)
+    near, exact = np.zeros((2, head.n), dtype=bool)
     for k in range(SORTS):
         order = torch.argsort(projected[k])
         one, two = projected[k - 1][order], projected[k - 2][order]
@@ -33,8 +32,12 @@ def count_duplicates(head: Head) -> dict[str, Any]:
             close &= (two[shift:] - two[:-shift]).abs() <= 3.0 * radius
             pairs = torch.stack([order[:-shift][close], order[shift:][close]])
             pairs = pairs[:, (projected[:, pairs[0]] - projected[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
-            for start in range(0, pairs.shape[1], ROWS):
-                _mark(head, pairs[:, start : start + ROWS], scale, radius, exact, near)
+            for some in pairs.split(ROWS, 1):
+                first, second = (head.features[rows].to(torch.float64) for rows in some)
+                distance = ((first - second) * scale).norm(dim=1)
+                same_target = (head.targets[some[0]] == head.targets[some[1]]).view(len(distance), -1).all(1)
+                exact[some[:, (distance == 0) & same_target].cpu().numpy()] = True
+                near[some[:, distance <= radius].cpu().numpy()] = True
     return {
         "exact": int(exact.sum()),
         "near": int((near & ~exact).sum()),
@@ -42,34 +45,13 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     }
 
 
-def _project(head: Head, scale: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Return random projections (PROJECTIONS, n) of the scaled records, and their root-mean-square distance."""
-    device, d = head.device, head.features.shape[1]
+def _project(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return random projections (PROJECTIONS, n) of the standardized records."""
     kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
     generator = torch.Generator().manual_seed(0)
-    directions = (torch.randn(d, PROJECTIONS, generator=generator) / PROJECTIONS**0.5).to(device, kind)
-    total = torch.zeros(d, dtype=torch.float64, device=device)
-    origin = head.features[:1].to(kind)  # any record will do: a mean far from zero would swallow the variance
-    squares = 0.0
-    projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=device)
+    directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator) / PROJECTIONS**0.5
+    projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=head.device)
     for rows in head.slices(ROWS):
-        x = (head.features[rows].to(kind) - origin) * scale.to(kind)
-        projected[:, rows] = (x @ directions).T
-        total += x.sum(0)
-        squares += float(x.norm()) ** 2
-    variance = squares / head.n - float((total / head.n).square().sum())
-    return projected, max(variance, 0.0) ** 0.5
-
-
-def _mark(
-    head: Head, pairs: torch.Tensor, scale: torch.Tensor, radius: float, exact: np.ndarray, near: np.ndarray
-) -> None:
-    first, second = (head.features[rows].to(torch.float64) for rows in pairs)
-    distance = ((first - second) * scale).norm(dim=1)
-    same_target = head.targets[pairs[0]] == head.targets[pairs[1]]
-    if same_target.ndim == 2:
-        same_target = same_target.all(dim=1)
-    rows = pairs.cpu().numpy()
-    copies = rows[:, ((distance == 0) & same_target).cpu().numpy()]
-    exact[copies.ravel()] = True
-    near[rows[:, (distance <= radius).cpu().numpy()].ravel()] = True
+        x = (head.features[rows].to(torch.float64) - mean) * scale
+        projected[:, rows] = (x.to(kind) @ directions.to(head.device, kind)).T
+    return projected

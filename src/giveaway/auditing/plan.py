@@ -118,7 +118,7 @@ def plan(
         raise fail("optimum", expected, "none", "pass weight= and bias= to Head")
     process = None
     if kernel is not None or any(CATALOGUE[name].source == "process" for name in names):
-        process = ProcessView(head, head.inputs, kernel if isinstance(kernel, Process) else Process(kernel))
+        process = ProcessView(head, kernel if isinstance(kernel, Process) else Process(kernel))
     resolved = Plan(
         scores=names,
         unit="record" if head.groups is None else "person",

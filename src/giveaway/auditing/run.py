@@ -204,9 +204,8 @@ def _ask_views(
             columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
         meta["view"] = view.report
     if process is not None and resolved.of_lood:
-        lood = process.divergence(on_stage)
+        lood, meta["kernel"] = process.divergence(on_stage)
         columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
-        meta["kernel"] = process.report
     for name in OF_CLASSES & attributes.keys():
         attributes[name] = _called(attributes[name], head.class_names)
     if explained is None:

@@ -10,7 +10,6 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, fail
 from giveaway.gp.distinguishability import Divergence, Process, divergence
-from giveaway.gp.posterior import Posterior
 from giveaway.gp.ridge import rows_of_people
 from giveaway.records import Head
 from giveaway.records.examples import CHANNELS, as_numbers
@@ -19,36 +18,23 @@ from giveaway.views.model import standardized, targets_of_head
 
 
 class ProcessView:
-    """The head's targets as a process predicts them from the records' own inputs; factored when first needed.
+    """The head's targets as a process predicts them from the records' own inputs. Targets are those of
+    `targets_of_head`, so that one noise fits all of them; columns of a matrix are standardized."""
 
-    Classes become one-hot vectors and multi-label targets their probabilities, both minus an even guess; values are
-    centred and scaled to variance 1, so that one noise fits all of them. Columns of a matrix are standardized.
-    """
-
-    def __init__(self, head: Head, inputs: Any, process: Process) -> None:
-        x = numbers_of(inputs)
-        if x.ndim < 2 or len(x) != head.n:
+    def __init__(self, head: Head, process: Process) -> None:
+        x = numbers_of(head.inputs)
+        if x.ndim < 2:
             got = f"shape {tuple(x.shape)}"
             raise fail("inputs", f"the head's {head.n} records, (n, …)", got, "align them with the features")
         check_finite("inputs", x)
-        self._head, self.process = head, process
-        self.inputs = standardized(x) if x.ndim == 2 else x
-        self._posterior: Posterior | None = None
+        self._head, self.process, self.inputs = head, process, standardized(x) if x.ndim == 2 else x
 
-    def divergence(self, on_stage: OnStage = quiet) -> Divergence:
-        """Measure every record, or every person in the order of np.unique(groups)."""
-        if self._posterior is None:
-            self._posterior = self.process.fit(self.inputs, targets_of_head(self._head), on_stage=on_stage)
+    def divergence(self, on_stage: OnStage = quiet) -> tuple[Divergence, dict[str, Any]]:
+        """Measure every record, or every person in the order of np.unique(groups); and say what was fitted."""
+        fitted = self.process.fit(self.inputs, targets_of_head(self._head), on_stage=on_stage)
         groups = None if self._head.groups is None else rows_of_people(self._head.groups)[1]
-        return divergence(self._posterior, groups)
-
-    @property
-    def report(self) -> dict[str, Any] | None:
-        """What goes into the metadata, once the process has been fitted."""
-        fitted = self._posterior
-        if fitted is None:
-            return None
-        return {"kernel": repr(fitted.kernel), "noise": fitted.noise, "condition": fitted.condition}
+        told = {"kernel": repr(fitted.kernel), "noise": fitted.noise, "condition": fitted.condition}
+        return divergence(fitted, groups), told
 
 
 def numbers_of(inputs: Any) -> torch.Tensor:
