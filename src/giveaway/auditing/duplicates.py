@@ -35,8 +35,8 @@ def count_duplicates(head: Head) -> dict[str, Any]:
             for some in pairs.split(ROWS, 1):
                 first, second = (head.features[rows].to(torch.float64) for rows in some)
                 distance = ((first - second) * scale).norm(dim=1)
-                same_target = (head.targets[some[0]] == head.targets[some[1]]).view(len(distance), -1).all(1)
-                exact[some[:, (distance == 0) & same_target].cpu().numpy()] = True
+                same = head.targets[some[0]] == head.targets[some[1]]
+                exact[some[:, (distance == 0) & (same if same.ndim == 1 else same.all(1))].cpu().numpy()] = True
                 near[some[:, distance <= radius].cpu().numpy()] = True
     return {
         "exact": int(exact.sum()),
