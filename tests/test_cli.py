@@ -444,7 +444,7 @@ def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--model a:b", "audit: expected one of --features, --model and --estimator, got --features and --model"),
+        ("--model a:b", "audit: expected one of --features, --model, --estimator and --lm, got --features and --model"),
         ("--l2 -1", "l2: expected a finite number of at least 0, got -1.0"),
         ("--l2 much", "Invalid value for '--l2': 'much' is not a valid float."),
         ("--scores newtom", "scores: expected a known name, got 'newtom'; did you mean"),
@@ -473,7 +473,7 @@ def test_bad_usage_is_one_line_and_leaves_nothing(giveaway, file, options, words
 
 
 def test_usage_of_the_command_itself(giveaway, done, folder):
-    sources = "audit: expected one of --features, --model and --estimator, got none"
+    sources = "audit: expected one of --features, --model, --estimator and --lm, got none"
     assert one_line(giveaway("audit")).startswith(sources)
     missing = "file: expected a file that exists, got missing.npz"
     assert one_line(giveaway("audit", "--features", "missing.npz")).startswith(missing)

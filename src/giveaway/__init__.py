@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from giveaway.auditing.validate import validate
     from giveaway.curvature.choice import Dense, Sketch
     from giveaway.extract import from_sklearn, from_torch
+    from giveaway.extract.language_models import from_causal_lm
     from giveaway.gp.distinguishability import lood
     from giveaway.records import Head, LossTrace, indexed
     from giveaway.reporting.folder import report
@@ -24,6 +25,7 @@ _NAMES = {
     "giveaway.auditing.validate": ("validate",),
     "giveaway.curvature.choice": ("Dense", "Sketch"),
     "giveaway.extract": ("from_sklearn", "from_torch"),
+    "giveaway.extract.language_models": ("from_causal_lm",),
     "giveaway.gp.distinguishability": ("lood",),
     "giveaway.records": ("Head", "LossTrace", "indexed"),
     "giveaway.reporting.folder": ("report",),

@@ -24,6 +24,7 @@ from giveaway.extract.sklearn_clones import (
 )
 from giveaway.extract.sklearn_head import refusals, settled
 from giveaway.records.signals import KINDS, VECTORS
+from giveaway.records.texts import Texts
 
 BACKENDS = ("loky", "threading", "dask", "ray")
 SUMS_TO_ONE = 1e-3  # probabilities may be rounded, or in half precision
@@ -197,6 +198,8 @@ class Retraining:
         return outputs
 
     def _ask(self, made: Any) -> Any:
+        if isinstance(made, Texts):
+            return made.means(made.log_likelihood)
         if not isinstance(made, nn.Module) and not any(hasattr(made, name) for name in ASKED):
             if not callable(made):
                 return made
@@ -208,6 +211,8 @@ class Retraining:
         if self.X is None:
             got = f"a {type(made).__name__} and no records"
             remedy = "pass X (--data on the command line), or return its outputs on all records"
+            if self.kind == "phi":
+                remedy = "return its outputs on all records, of a language model ga.from_causal_lm(model, documents)"
             raise fail("X", "the records that the returned model is asked about", got, remedy)
         if isinstance(made, nn.Module):
             return _module_outputs(made, self._model_records)

@@ -276,7 +276,7 @@ def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Itera
     with tempfile.TemporaryDirectory(prefix="giveaway-") if folder is None else nullcontext(folder) as place:
         store = ShadowStore(place, plan)
         with store.locked(new=True):
-            if store.marked:
+            if store.marked and any(name.endswith(".npy") for name in store.listed()):  # else train may be repaired
                 meaning, remedy = "shadow models of the same plan", "train them in another folder (--signals)"
                 store.check(store.read(), plan.provenance, meaning, remedy)
             else:

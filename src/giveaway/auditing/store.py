@@ -6,7 +6,7 @@ import hmac
 import platform
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from giveaway.records.meta import Provenance
 from giveaway.records.row_digests import RowDigests
 from giveaway.records.score_table import TableFolder
 from giveaway.records.signals import SignalsFolder
+from giveaway.records.texts import Texts
 from giveaway.records.witnesses import arrays_of_witnesses
 from giveaway.storage.arrays import digest_of
 from giveaway.storage.checkpoint import FOLDER as UNFINISHED
@@ -54,8 +55,11 @@ class AuditFolder(TableFolder):
         return [*([unfinished] if unfinished.of_all() or unfinished.parts() else []), *trained]
 
 
-def fingerprint(head: Head, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:
+def fingerprint(head: Head | Texts, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:
     """Return the SHA-256 of everything that a score can depend on; `given` are the inputs of a network."""
+    if isinstance(head, Texts):
+        arrays = {one.name: getattr(head, one.name) for one in fields(head)}
+        return digest_of(arrays | ({} if trace is None else {"trace": trace.losses}))
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in (*names, "inputs", "ids", "groups")}
     options = (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen)

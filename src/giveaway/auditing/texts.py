@@ -68,5 +68,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
     if view is not None:
         meta["trace"] = view.report(np.argsort(-columns["fused"], kind="stable"))
     attributes = {"tokens": rows.lengths, "shared": rows.means((others.context >= 2).astype(np.float64)).round(3)}
+    if texts.groups is not None:
+        attributes["records"] = np.unique(texts.groups, return_counts=True)[1]
     wanted = {name: columns[name] for name in dict.fromkeys(names)}
     return ScoreTable(wanted, rows.ids, Meta.from_json(meta), attributes)

@@ -270,6 +270,8 @@ def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None =
         raise fail("table", "rows that are records", "people", remedy)
     told = training if isinstance(training, Retraining) else Retraining(training)
     classes, loss = _class_numbers(table), table.meta.loss
+    if loss == "tokens" and told.kind is None:  # what a model says of a text is the mean log-likelihood of its tokens
+        told = replace(told, kind="phi")
     if told.y is None and rows is None:
         labelled = classes is not None and told.kind != "squared_error"
         told = replace(told, y=classes) if labelled else replace(told, records=told.records or len(table))

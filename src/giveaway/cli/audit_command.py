@@ -20,7 +20,15 @@ from giveaway.cli.options import AS_JSON, GATE, RARE
 @click.option("--model", help="module:function of yours that makes the torch model (your code runs).")
 @click.option("--weights", help="File of weights for --model: safetensors or a plain state dict.")
 @click.option("--estimator", help="scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle.")
-@click.option("--data", help="module:function of yours for the Dataset, DataLoader or (X, y) (your code runs).")
+@click.option(
+    "--lm",
+    help="Language model: module:function of yours for it, or for (model, tokenizer) (your code runs); or a folder of "
+    "save_pretrained, or the name of a model that was downloaded.",
+)
+@click.option("--base", help="What --lm was before it was fine-tuned; adapters need none.")
+@click.option(
+    "--data", help="module:function of yours for the Dataset, DataLoader, (X, y) or documents (your code runs)."
+)
 @click.option("--layer", help="Name of the linear layer to audit; by default the last one that runs.")
 @click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; by default inferred from the targets.")
 @click.option("--l2", type=float, help="L2 penalty in summed-loss units (weight decay of a mean loss times n).")

@@ -15,6 +15,7 @@ from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.plan import plan
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
+from giveaway.auditing.text_cost import TextCost
 from giveaway.checks import check_choice, fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
 from giveaway.curvature.choice import Auto, Sketch
@@ -26,6 +27,7 @@ from giveaway.findings.gate import Rules, Verdict, judge, read_rules
 from giveaway.linalg.processes import ALONE, Processes, processes_from_environment
 from giveaway.records import Head, ScoreTable
 from giveaway.records.reasons import why
+from giveaway.records.texts import Texts
 from giveaway.reporting.answers import headline
 from giveaway.reporting.folder import described, write_audit
 from giveaway.reporting.validation import StoredValidation
@@ -53,16 +55,25 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
     rule_file = options.pop("gate", None)
     rules = None if rule_file is None else read_rules(rule_file)  # before the work: a mistake in them costs nothing
     with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
-        head, deeper = source_from(options, lambda words: say(words, err=True) if processes.first else None, processes)
-        head = audited_head(head, options)
+        tell_first = partial(say, err=True) if processes.first else lambda words: None
+        source, deeper = source_from(options, tell_first, processes, dry_run=dry_run)
+        if isinstance(source, TextCost):
+            say(json.dumps(vars(source)) if as_json else "\n".join(source.lines()))
+            return
+        head = audited_head(source, options)
         arguments = audit_arguments(options)
         if rules is not None:
-            arguments["scores"] += rules.missing_columns(arguments["scores"])
-        if "device" in options or processes.device.type == "cuda":
+            missing = rules.missing_columns(arguments["scores"])
+            if missing and isinstance(head, Texts):
+                remedy = "use measured_count, and giveaway validate FOLDER --gate"
+                raise fail("gate", "rules on what texts have", ", ".join(missing), remedy)
+            arguments["scores"] += missing
+        linear = isinstance(head, Head) and head.linear
+        if isinstance(head, Head) and ("device" in options or processes.device.type == "cuda"):
             head = head.to(processes.device)
-        if dry_run and not head.linear:
+        if dry_run and not linear:
             raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
-        if dry_run or (head.linear and not quick(head, arguments["curvature"])):
+        if dry_run or (linear and not quick(head, arguments["curvature"])):
             resolved = plan(head, **arguments, processes=processes) if dry_run else None
             cost = forecast(head, arguments["curvature"], processes, resolved)
             if deeper is not None:
@@ -86,7 +97,7 @@ def _work_ahead(deeper: DepthAudit) -> str:
 
 def audit_and_tell(
     out: str,
-    head: Head,
+    head: Head | Texts,
     config: Options,
     arguments: Options,
     *,
@@ -107,13 +118,14 @@ def audit_and_tell(
     by, meta = table.ranking(), table.meta.to_json()
     rows = table.order(by)[:top]
     shown = [by, *(name for name in ("class",) if name in table.attributes)]
+    ranking_only = RANKING_ONLY.replace("records", "texts") if table.meta.loss == "tokens" else RANKING_ONLY
     told = {
         "folder": str(folder),
         "unit": table.meta.unit,
         "rows": len(table),
         "ranked_by": by,
         "top": [{"row": int(row), **{name: table[name][row].item() for name in shown}} for row in rows],
-        "statement": RANKING_ONLY,
+        "statement": ranking_only,
         **{name: meta.get(name) for name in STATED},
     }
     statement = headline(table, StoredValidation.load(folder), access_of(table))
@@ -122,7 +134,7 @@ def audit_and_tell(
         *([ROWS_OF_PEOPLE.format("people.csv")] if table.meta.by_person else []),
         *(f"note: {note}" for note in notes(table)),
         "",
-        RANKING_ONLY if statement.startswith("Ranking only") else statement,
+        ranking_only if statement.startswith("Ranking only") else statement,
         f"To share, naming no record: {folder / 'summary.html'}",
         "Restricted, naming records: everything else in the folder, the report among it",
         f"Open {folder / 'report.html'}",
@@ -152,7 +164,7 @@ def judged(rules: Rules, place: AuditFolder, table: ScoreTable | None = None) ->
 
 def _top_lines(table: ScoreTable, rows: np.ndarray) -> list[str]:
     by = table.ranking()
-    shown = [name for name in ("class", "records", "residual") if name in table.attributes]
+    shown = [name for name in ("class", "records", "tokens", "residual") if name in table.attributes]
     beside = "newton" if by == "fused" else "leverage"
     shown = [by, *([beside] if beside in table.scores and beside != by else []), *shown]
     numbered = np.array_equal(table.ids, np.arange(len(table)))  # other ids, and values, stay in the files
@@ -173,7 +185,7 @@ def _cell(value: Any) -> str:
 
 def audit_into(
     place: AuditFolder,
-    head: Head,
+    head: Head | Texts,
     config: Options,
     arguments: Options,
     *,
@@ -217,9 +229,10 @@ def audit_into(
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
         tables = {"scores": run(head, **arguments)}
         if head.groups is not None:
-            # the second audit need not compare penalties again
-            curvature = replace(arguments.get("curvature", Auto()), l2_sensitivity=False)
-            records = run(replace(head, groups=None), **arguments | {"curvature": curvature})
+            if isinstance(head, Head):  # the second audit need not compare penalties again
+                once = replace(arguments.get("curvature", Auto()), l2_sensitivity=False)
+                arguments = arguments | {"curvature": once}
+            records = run(replace(head, groups=None), **arguments)
             tables = {"people": tables["scores"], "scores": records}
         processes.leave()  # all at once: what is left to do is the first one's, and may take long
         if not processes.first:

@@ -74,10 +74,11 @@ def mitigate(
     if as_json:
         say(str(pages["mitigation.json"]))
         return
-    say(f"{'remedy':32}  {found.measure:>8}  attack on all  on the {found.top} most exposed")
+    width = max(8, len(found.measure))
+    say(f"{'remedy':32}  {found.measure:>{width}}  attack on all  on the {found.top} most exposed")
     for outcome in found.outcomes:
         on_all, on_top = outcome.attack.on_all, outcome.attack.on_most_exposed
-        told_of = f"{outcome.accuracy.value:8.3f}  {on_all.value:13.3f}  {on_top.value:.3f}"
+        told_of = f"{outcome.accuracy.value:{width}.3f}  {on_all.value:13.3f}  {on_top.value:.3f}"
         say(f"{outcome.remedy.label:32}  {told_of} ({on_top.low:.3f} to {on_top.high:.3f})")
     say("\n".join(["", *found.statements(), *_not_tried(found.missing)]))
     say(f"Open {place.path / 'mitigation.html'}; the picture is mitigation.png. They name no record.")

@@ -29,6 +29,8 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "frozen": (bool, "Nothing before the head was trained on these records."),
     "reduction": (str, "For a layer that sees tokens: mean, first or last."),
     "batch_size": (int, "How many records go through the model at a time."),
+    "tokenizer": (str, "Of --lm: module:function or a folder, where the function or folder of --lm has none."),
+    "max_length": (int, "Of --lm: how many tokens of a document count, as many as training took."),
     "stream": (bool, "Run the model again in every pass and keep nothing."),
     "relatives": (bool, "Whether the model is asked about mirrored and shifted images too; by default it is."),
     "held_out": (str, "module:function, your data set of records that the model was not trained on."),

@@ -48,6 +48,7 @@ TAKEN_AS = {
     "phi": "One output a record is taken as the log-odds of the second class.",
     "squared_error": "Predictions are held against the targets: squared errors.",
 }
+OF_TEXTS = "What a model says of a text is the mean log-likelihood of its tokens."
 
 Shadows = tuple[Signals | None, str | None]
 
@@ -57,14 +58,14 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
 
     With `dry_run` only the first model is trained, and what the others would take is said; with `only` a slice.
     """
-    audited = _audited(table)
-    named = _ways(options)
+    audited, named = _audited(table), _ways(options)
+    taken_as = TAKEN_AS | ({"phi": OF_TEXTS} if table.meta.loss == "tokens" else {})
     if options.get("collect"):
         if beside := [name for name in (*WAYS, *BESIDE) if name in options]:
             raise fail("collect", "no training beside it", f"--{beside[0]}", f"drop --{beside[0]}, or --collect")
         signals, about = collect_slices(options["signals"])
         options.update(about)
-        return signals, about.get("trained") and f"{about['trained']} {TAKEN_AS[signals.kind]}"
+        return signals, about.get("trained") and f"{about['trained']} {taken_as[signals.kind]}"
     if not named and "models" in options and "estimator" in audited:
         options, named = {**options, "estimator": audited["estimator"]}, ["estimator"]
     for name, ways in BESIDE.items():
@@ -99,7 +100,7 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
         signals = train_shadows(training, **place, about=about, on_model=on_model)
     if only is not None:
         return None, f"Models {only.start} to {only.stop - 1} of {models} are trained; --collect joins all slices."
-    return signals, f"{trained} {TAKEN_AS[signals.kind]}"
+    return signals, f"{trained} {taken_as[signals.kind]}"
 
 
 def _slice(options: Options) -> range | None:
@@ -176,6 +177,8 @@ def _by_recipe(name: str, data: tuple[Any, Any], like: str | None, run: Options)
 
 def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Any, Any]:
     """Return the records and their targets as far as the options, or those of the audit, name them."""
+    if table.meta.loss == "tokens":  # whose function says what its model makes of every text
+        return None, None
     name = options.get("data", audited.get("data"))
     if name is not None:
         say(f"Running your code: {name}")

@@ -17,10 +17,13 @@ import numpy as np
 import torch
 
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
+from giveaway.auditing.text_cost import TextCost, price_texts
 from giveaway.checks import InputError, check_choice, check_names, check_number, fail, nearest
+from giveaway.cli.language_models import lm_arguments
 from giveaway.cli.options import RARE
 from giveaway.curvature.choice import MOST_PROBES, Auto, Dense, Sketch, check_probes
 from giveaway.extract import Batches, Cached, InMemory, Streamed, from_file, from_sklearn, from_torch
+from giveaway.extract.language_models import from_causal_lm
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import load_weights
@@ -29,6 +32,7 @@ from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.network.depths import CURVATURES, Depths, Solves, checked_depths
 from giveaway.records import Head, LossTrace
+from giveaway.records.texts import Texts
 from giveaway.storage.arrays import read_npy
 from giveaway.storage.files import read_toml
 
@@ -40,23 +44,14 @@ OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", 
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
 OF_TORCH = ("layer", "reduction", "relatives")
+OF_READING = ("stream", "batch_size", "cache")
 TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_HEAD},
     "estimator": {"data", "held_out", "allow_pickle"},
-    "model": {
-        "weights",
-        "data",
-        "allow_pickle",
-        "stream",
-        "held_out",
-        "depth",
-        "batch_size",
-        "cache",
-        *OF_HEAD,
-        *OF_TORCH,
-        *OF_DEPTH,
-    },
+    "model": {"weights", "data", "allow_pickle", "held_out", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH, *OF_READING},
+    "lm": {"data", "base", "tokenizer", "max_length", "batch_size"},
 }
+NOT_WITH_LM = ("inputs", "kernel", "noise", "optimum", "l2_sensitivity")
 NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
     "stream": "which keeps no records",
     "layer": "by which the head may be another layer than the network's",
@@ -65,12 +60,16 @@ NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
 CLOSE = 10.0  # outputs of two passes may differ by this times the root of their precision
 
 
-def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tuple[Head, DepthAudit | None]:
-    """Return the head that `options` name and, where scores go deeper, the audit of the network around it."""
+def source_from(
+    options: Options, say: Say, processes: Processes = ALONE, *, dry_run: bool = False
+) -> tuple[Head | Texts | TextCost, DepthAudit | None]:
+    """Return the head, or texts, that `options` name and, where scores go deeper, the audit of the network around it.
+    With `dry_run` no language model is run over all texts: that is priced."""
     named = [name for name in TAKES if name in options]
     if len(named) != 1:
         given = " and ".join(f"--{name}" for name in named) or "none"
-        raise InputError(f"audit: expected one of --features, --model and --estimator, got {given}; give one of them")
+        known = "--features, --model, --estimator and --lm"
+        raise InputError(f"audit: expected one of {known}, got {given}; give one of them")
     (source,) = named
     for name in sorted(set.union(*TAKES.values()) - TAKES[source]):
         if name in options:
@@ -80,6 +79,8 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tup
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
     depth, deeper = _depth_audit(options, processes), None
     names = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
+    if source == "lm":
+        return _from_lm(options, say, processes, names, dry_run), None
     if source == "model":
         head, deeper = _from_model(options, say, processes, depth)
     elif source == "features":
@@ -141,6 +142,18 @@ def _from_model(
         expected, got = "the same outputs of the model in every pass", "others where the network is run again"
         raise fail("model", expected, got, "turn off random layers and what depends on the calls before")
     return head, deeper
+
+
+def _from_lm(
+    options: Options, say: Say, processes: Processes, names: Mapping[Any, Any], dry_run: bool
+) -> Texts | TextCost:
+    for name in NOT_WITH_LM:
+        if name in options:
+            raise fail(name, "--features, --model or --estimator beside it", "--lm", f"drop {_spelled(name, options)}")
+    if processes.size > 1:
+        raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
+    arguments = lm_arguments(options, say, device_named(options.get("device")))
+    return price_texts(**arguments) if dry_run else from_causal_lm(**arguments, **names, progress=True)
 
 
 def _keep(options: Options) -> InMemory | Cached | Streamed:
@@ -268,11 +281,11 @@ def options_of(config: Iterable[str], flags: Mapping[str, Any], kinds: Mapping[s
     return options
 
 
-def audited_head(head: Head, options: Mapping[str, Any]) -> Head:
-    """Return the head with the records of --inputs, by person or by record."""
+def audited_head(head: Any, options: Mapping[str, Any]) -> Any:
+    """Return the head, or texts, with the records of --inputs, by person or by record."""
     if "inputs" in options:
         head = replace(head, inputs=records_from(options["inputs"]))
-    elif head.inputs is None and {"kernel", "noise"} & options.keys():
+    elif {"kernel", "noise"} & options.keys() and head.inputs is None:
         raise fail("inputs", "--inputs beside kernel and noise", "none", "name the file of the records")
     if options.get("by") == "person" and head.groups is None:
         raise fail("by", "--groups beside person", "none", "give a file with one person's name a record")

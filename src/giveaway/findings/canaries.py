@@ -15,7 +15,9 @@ from giveaway.checks import ROWS_PER_CHECK, check_number, fail
 from giveaway.curvature.losses import loss_of
 from giveaway.records import Head, ScoreTable
 from giveaway.records.rows import LazyRows
+from giveaway.records.texts import Texts
 from giveaway.views.tables import column_scaling
+from giveaway.views.text import text_features
 
 MOST = 500
 COPY = 1e-6  # if less of a candidate is unexplained, it is a copy: the rest is float32 rounding
@@ -30,19 +32,32 @@ class Candidates:
     similarity: np.ndarray  # (c, c) float32, positive semidefinite, 1 on the diagonal
 
 
-def candidates(head: Head, table: ScoreTable, *, most: int = MOST) -> Candidates:
+def candidates(head: Head | Texts, table: ScoreTable, *, most: int = MOST) -> Candidates:
     """Return the `most` most exposed rows and their similarity, a Gaussian kernel (docs/derivations.md)."""
     row_of = row_of_record(head, table)
     rows = table.order()[:most]
-    direction = standardized_means(head.features if head.linear else head.outputs, row_of, rows)
-    direction = np.column_stack([direction, np.ones(len(rows))])  # so that a record at the mean has a direction too
-    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    place = np.column_stack([direction, _targets(head, row_of, rows)])
+    if isinstance(head, Texts):
+        place = _token_features(head.by_person() if table.meta.by_person else head, rows)
+    else:
+        place = _head_features(head, row_of, rows)
     squares = (place**2).sum(1)
     apart = np.maximum(squares[:, None] + squares - 2.0 * place @ place.T, 0.0)
     np.fill_diagonal(apart, 0.0)
     quality = 1.0 - np.arange(len(rows)) / len(rows)
     return Candidates(rows, quality, np.exp(-0.5 * apart).astype(np.float32))
+
+
+def _token_features(texts: Texts, rows: np.ndarray) -> np.ndarray:
+    tokens = np.split(texts.tokens, texts.starts[1:-1])
+    strings = [" ".join(map(str, tokens[row].tolist())) for row in rows]
+    return text_features(strings).of(slice(None)).double().numpy()
+
+
+def _head_features(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    direction = standardized_means(head.features if head.linear else head.outputs, row_of, rows)
+    direction = np.column_stack([direction, np.ones(len(rows))])  # so that a record at the mean has a direction too
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    return np.column_stack([direction, _targets(head, row_of, rows)])
 
 
 def choose(candidates: Candidates, k: int) -> np.ndarray:
@@ -66,7 +81,7 @@ def choose(candidates: Candidates, k: int) -> np.ndarray:
     return candidates.rows[chosen]
 
 
-def canaries(head: Head, table: ScoreTable, k: int = 10) -> np.ndarray:
+def canaries(head: Head | Texts, table: ScoreTable, k: int = 10) -> np.ndarray:
     """Return the rows of the k best canaries, in the order chosen: exposed records that are unlike one another.
 
     >>> x = np.array([[0.0], [0.1], [5.0], [5.0], [-5.0], [0.2]])
@@ -78,7 +93,7 @@ def canaries(head: Head, table: ScoreTable, k: int = 10) -> np.ndarray:
     return choose(candidates(head, table, most=max(MOST, k)), k)
 
 
-def row_of_record(head: Head, table: ScoreTable) -> np.ndarray:
+def row_of_record(head: Head | Texts, table: ScoreTable) -> np.ndarray:
     """Return, for each record of `head`, its row in the audit's `table`: its own, or that of its person."""
     if table.meta.unit == "record":
         rows, count = np.arange(head.n), head.n

@@ -23,6 +23,7 @@ from giveaway.records.examples import CHANNELS
 from giveaway.records.meta import annotations as types_of
 from giveaway.records.meta import check_fields
 from giveaway.records.score_table import TableFolder
+from giveaway.records.texts import Texts
 from giveaway.storage.arrays import read_arrays, reading, to_numpy
 from giveaway.storage.files import parse_json
 from giveaway.text import shown_text
@@ -108,7 +109,9 @@ class ReportExtras:
 KINDS: dict[str, Any] = {"feature_map": FeatureMap, "candidates": Candidates, "contents": Contents}
 
 
-def make_extras(head: Head, table: ScoreTable, *, method: str = "auto", show_records: bool = False) -> ReportExtras:
+def make_extras(
+    head: Head | Texts, table: ScoreTable, *, method: str = "auto", show_records: bool = False
+) -> ReportExtras:
     """Make the optional parts of a report, with a map by `method`, and with `show_records` the records themselves."""
     check_choice("map", method, MAPS)
     missing: dict[str, str] = {}
@@ -123,7 +126,10 @@ def make_extras(head: Head, table: ScoreTable, *, method: str = "auto", show_rec
         return None
 
     mapped, contents = None, None
-    if not head.linear:
+    inputs = head.contents if isinstance(head, Texts) else head.inputs
+    if isinstance(head, Texts):
+        missing["map"] = "texts are not mapped"
+    elif not head.linear:
         missing["map"] = "a black box has no features to map"
     elif method == "none":
         missing["map"] = "it was not asked for (--config map=none)"
@@ -131,8 +137,8 @@ def make_extras(head: Head, table: ScoreTable, *, method: str = "auto", show_rec
         mapped = attempt("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
     if show_records and table.meta.by_person:
         missing["contents"] = "records are shown only if records are ranked: --config by=record"
-    elif show_records and head.inputs is not None:
-        contents = attempt("contents", lambda: contents_of(head.inputs, table.order()[:SHOWN_RECORDS]))
+    elif show_records and inputs is not None:
+        contents = attempt("contents", lambda: contents_of(inputs, table.order()[:SHOWN_RECORDS]))
     held = attempt("canaries", lambda: candidates(head, table))
     return ReportExtras(mapped, held, contents, missing)
 

@@ -81,7 +81,7 @@ class Mitigation:
     held_out: int
     top: int
     models: int
-    measure: str  # "accuracy" or "R²"
+    measure: str  # "accuracy", "R²" or the mean "log-likelihood" of a token
     ranked_by: str
     people: bool = False  # whether the audit knows whose records they are
 
@@ -148,7 +148,7 @@ class Trials:
         seed: int = 0,
     ) -> None:
         self.training, self.table, self.models, self.folder = checked_training(training, table), table, models, folder
-        if self.training.labels is None and self.training.values is None:
+        if self.training.targets is None and table.meta.loss != "tokens":
             raise fail("y", "labels or values, for the accuracy", "none", "pass y (--data on the command line)")
         if models % 2 or 0 < models < LEAST_MODELS or models < 0:
             expected = f"0, or an even number of at least {LEAST_MODELS}"
@@ -198,6 +198,7 @@ class Trials:
             outcomes.append(self._outcome(trial, signals, before))
         counts = len(self.table), int(self.held.sum()), len(self.trials[0].top), self.models
         measure = "R²" if self.training.labels is None else "accuracy"
+        measure = "log-likelihood" if self.training.targets is None else measure
         return Mitigation(tuple(outcomes), missing, *counts, measure, self.table.ranking())
 
     def _outcome(self, trial: Trial, signals: Signals, before: Signals) -> RemedyOutcome:
@@ -216,6 +217,8 @@ class Trials:
     def _right(self, signals: Signals) -> np.ndarray:
         """Return whether the first model gets each held-out record right; of values, parts whose mean is R²."""
         said = np.asarray(signals.values[0, self.held, 0], dtype=np.float64)
+        if self.training.targets is None:
+            return said
         if self.training.labels is None:
             assert self.training.values is not None
             return 1 - said / self.training.values[self.held].var(axis=0).sum()

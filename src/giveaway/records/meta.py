@@ -247,7 +247,7 @@ class Meta(Section):
 
     @property
     def rows_are(self) -> str:
-        return "people" if self.by_person else "records"
+        return "people" if self.by_person else "texts" if self.loss == "tokens" else "records"
 
     @property
     def assumes_optimum(self) -> bool:

@@ -15,6 +15,7 @@ from giveaway.findings.explain import SUBGROUP
 from giveaway.findings.extras import FILE, ReportExtras, make_extras
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Provenance
+from giveaway.records.texts import Texts
 from giveaway.reporting.pages import summary_pages
 from giveaway.reporting.report import NO_HEAD, TOP, render
 from giveaway.reporting.validation import StoredValidation, validation_pages
@@ -29,7 +30,7 @@ def report(
     table: ScoreTable,
     path: str | os.PathLike[str],
     *,
-    head: Head | None = None,
+    head: Head | Texts | None = None,
     validation: Validation | None = None,
     access: str | None = None,
     title: str | None = None,
@@ -70,7 +71,7 @@ def report(
 def write_audit(
     place: AuditFolder,
     tables: dict[str, ScoreTable],
-    head: Head | None,
+    head: Head | Texts | None,
     measured: StoredValidation | None = None,
     *,
     pages: Mapping[str, str | bytes] = {},
@@ -115,7 +116,7 @@ def audited_table(folder: str | os.PathLike[str]) -> ScoreTable:
 
 def described(
     table: ScoreTable,
-    head: Head | None,
+    head: Head | Texts | None,
     origin: Provenance,
     subgroups: Mapping[str, np.ndarray],
     *,
@@ -135,7 +136,7 @@ def described(
     return replace(table, attributes=attributes, meta=meta, own_terms=terms)
 
 
-def _of_people(values: np.ndarray, head: Head) -> np.ndarray:
+def _of_people(values: np.ndarray, head: Head | Texts) -> np.ndarray:
     """Return the subgroup of every person, `several` where its records belong to more than one."""
     _, person = np.unique(np.asarray(head.groups), return_inverse=True)
     names, number = np.unique(values, return_inverse=True)
