@@ -23,8 +23,6 @@ The old rule: pooled two-sample t against a noncentral t, Benjamini–Hochberg; 
     python -m benchmarks.count_coverage --parts grid_16 --small
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

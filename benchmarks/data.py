@@ -1,7 +1,5 @@
 """Data sets of the benchmarks, read from the folder that holds them."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from pathlib import Path

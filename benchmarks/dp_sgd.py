@@ -7,8 +7,6 @@ differential privacy of the subsampled Gaussian mechanism at whole orders, turne
 neighbours differ by one record added or removed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ held-out records whose loss is above all but 0.1 % (1 %) of the training losses.
     python -m benchmarks.exposed_share --grid DIR [--figure docs/images/exposed_share.png] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The data sets of exposed_share_grid.py: packed into a folder that is small enough to carry, and read from it."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from pathlib import Path

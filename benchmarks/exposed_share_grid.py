@@ -24,8 +24,6 @@ The first reads the data sets (benchmarks/data.py names the files, cifar10.npz a
 second needs. A kind whose file is there is not trained again; none is begun after --limit seconds.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -7,8 +7,6 @@ copy of the tree, and is caught where a test fails with it that passes without i
 benchmarks/results/faults.json, each with the commit it was planted in; runs of some faults by name leave the others.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

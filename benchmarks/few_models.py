@@ -13,8 +13,6 @@ numbers. `simulated` has known effect sizes.
 --data holds bloodmnist_28_train.npz and, for `fused` of CIFAR-10, cifar10.npz.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path

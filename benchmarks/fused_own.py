@@ -7,8 +7,6 @@ fused and the best single score of the head; and how predicted_success is calibr
     python -m benchmarks.fused_own --truth DIR --data DIR [--sets digits_mlp ...] [--targets 4] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

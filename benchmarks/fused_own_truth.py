@@ -9,8 +9,6 @@ records it saw.
 --data holds california_housing.npz, adult.data.gz, sst2_train.tsv.gz and cifar10_test.npz (x_test, y_test).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -8,8 +8,6 @@ Seconds are wall-clock, memory the largest resident size of the process. Run on 
     python -m benchmarks.fused_speed --what images --target cifar10_cnn_target_200.npz --cifar10 cifar10.npz
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import partial

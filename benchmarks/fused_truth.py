@@ -9,8 +9,6 @@ of one audit with both views.
         [--sets bloodmnist_cnn cifar10_cnn] [--first 200] [--targets 2] [--device cuda] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import partial

@@ -11,8 +11,6 @@ gate itself.
     OMP_NUM_THREADS=1 python -m benchmarks.gate_digits [--retrains 20] [--draws 3] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import json

@@ -7,8 +7,6 @@ A change of structure must leave every value alone: columns that are computed ex
 that come from iterative solves to 1e-8, and the top 5 % by each column holds the same rows in the same order.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

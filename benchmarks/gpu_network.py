@@ -15,8 +15,6 @@ sketches : the first stage at the other depths: Spearman over all records.
 through convolutions are in TF32, the products with the Jacobian that comes out in float32.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -7,8 +7,6 @@ imagenet : 1,281,167 records, 2,048 features, 1,000 classes: influence and newto
     Features are made: nonnegative, with a spectrum that falls as 1/k, in clusters by class; one label in ten is wrong.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

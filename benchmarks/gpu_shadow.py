@@ -17,8 +17,6 @@ first to the last stored model, the device made ready before.
 elsewhere. --autotune lets cuDNN try its kernels out, for both loops.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -24,8 +24,6 @@ torchvision that they do not import and that may replace torch.
 Then `python -m benchmarks.head_peers` (Linux; `--help` for the options).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import resource
@@ -70,7 +68,7 @@ class Problem:
     l2: float
 
     @classmethod
-    def draw(cls, n: int, d: int, m: int) -> Problem:
+    def draw(cls, n: int, d: int, m: int) -> "Problem":
         """Correlated features whose variances fall as 1/j, a random head, and labels drawn from its softmax."""
         rng = np.random.default_rng(0)
         rotation, _ = np.linalg.qr(rng.standard_normal((d, d)))

@@ -10,8 +10,6 @@ thread by default: CPU seconds are then work and not waiting.
     python -m benchmarks.head_speed [--threads 1] [--repeats 5] [--settings A B] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import statistics
 
 import torch

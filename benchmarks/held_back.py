@@ -7,8 +7,6 @@ LiRA over 16 shadow models, and both on the tenth of the records predicted highe
     python -m benchmarks.held_back [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from typing import Any

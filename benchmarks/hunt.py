@@ -5,8 +5,6 @@
 A part is a file of benchmarks/hunting with a function hunt(count, seed). Without --count a part takes its own COUNT.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -16,8 +16,6 @@ pixel box. Every draw has a fixed seed.
 --data holds cifar10.npz. Parts that the file has already stay unless they are named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ One thread and CPU seconds, every ratio from alternating timings in one process:
     python -m benchmarks.lood_speed [--records 5000] [--repeats 3] [--threads 1] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import statistics
 from functools import partial
 

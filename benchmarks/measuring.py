@@ -3,8 +3,6 @@
 Every benchmark runs as `python -m benchmarks.NAME`, and `--help` prints what it measures and with which options.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ digits with 5 % of the labels drawn anew, `adult_*` 4,000 records of Adult, `blo
 `*_losses` has the model's own losses alone; DP-SGD is tried there only, as shadow models of it take hours.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

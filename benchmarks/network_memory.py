@@ -9,8 +9,6 @@ Reported are peak resident memory of the whole process in gigabytes, with what w
 seconds. The claim is 6 GB. Networks of an earlier run stay in the file.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 

@@ -13,8 +13,6 @@ one thread; what --out has of other questions or contenders stays. Needs `curvli
 how to get it). `python -m benchmarks.network_peers`.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from typing import Any

@@ -7,8 +7,6 @@ dense Jacobian of all records.
 python -m benchmarks.network_unfinished [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import torch
 from scipy.stats import spearmanr
 from sklearn.datasets import load_digits

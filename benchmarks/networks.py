@@ -1,7 +1,5 @@
 """The networks that the papers' experiments train and that the library does not need."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Small models with their usual training, as shadow ensembles: many at once, stored and resumed."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,6 @@ Tables are made up, with names as ids, ten classes and every column that an audi
 of the head besides (a map by PCA), done by `giveaway audit` once; a page is open when both maps are drawn, in chromium.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

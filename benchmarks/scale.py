@@ -14,8 +14,6 @@ resident before. Exponents are least squares on logarithms. Parts that the file 
 unless they are named; --small takes sizes that only show that it runs.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from functools import partial

@@ -12,8 +12,6 @@ and a small audit is run, before the clock starts.
     python -m benchmarks.speed_before --before ../before [--what sketch table] [--images FILE.npz] [--pairs 3]
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -27,8 +27,6 @@ the ten deciles of predicted risk.
 --data holds california_housing.npz and adult.data.gz, --truth *_cnn_truth.npz and *_cnn_target_*.npz.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 python -m benchmarks.theory_figures [--images docs/images]
 """
 
-from __future__ import annotations
-
 from benchmarks.drawing import publish
 from benchmarks.measuring import ROOT, read_options
 from giveaway.figures import gap_map

@@ -3,8 +3,6 @@
 python -m benchmarks.theory_speed [--records 1000000] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -15,8 +15,6 @@ loader : not a step, but a DataLoader of tensors in batches of 128 against the s
         [--small] [--to DIR]
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -9,8 +9,6 @@ stacked engine over one model at a time.
     python -m benchmarks.validate_digits [--models 200] [--targets 16] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from functools import partial

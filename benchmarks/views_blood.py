@@ -15,8 +15,6 @@ without each of its views. It prints where fused is below another score.
 --data holds bloodmnist_28_train.npz.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

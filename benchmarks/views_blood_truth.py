@@ -16,8 +16,6 @@ blood_RECIPE_target_K.npz : of the first --targets models what an audit can be g
 --data holds bloodmnist_28_train.npz.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace

@@ -7,8 +7,6 @@ the kept top 5 %, of the top 5 % in the top 5 %, and Spearman's correlation. It 
     python -m benchmarks.views_own --truth DIR --data DIR [--sets adult_mlp ...] [--device cuda] [--out FILE.json]
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ in the kept top 5 %, of the top 5 % in the top 5 %, and Spearman's correlation, 
 --data holds cifar10.npz; without it, images are made and a small network is trained, to try the code on.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

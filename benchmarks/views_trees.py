@@ -11,8 +11,6 @@ overlapping classes in 16 columns. Per score: mean over targets, and its standar
 What was made lies in --truth and is used again.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import replace

@@ -11,8 +11,6 @@ correlation.
 --data holds cifar10.npz.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

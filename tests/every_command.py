@@ -1,7 +1,5 @@
 """Every command, run once in one folder on inputs in which each name, value and path carries a marker."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

@@ -9,8 +9,6 @@ A loss is "squared", "cross_entropy" (m >= 2 outputs: softmax; one output: a sin
 "binary_cross_entropy" (m independent logits). Penalties are in units of the summed loss.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

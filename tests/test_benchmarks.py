@@ -1,7 +1,5 @@
 """Benchmarks that need a GPU or an hour, at a size that this machine runs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Free memory as the system states it, and the refusal of work that needs more."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line as a user meets it: what it prints, where, with which exit code, and what it leaves on disk."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

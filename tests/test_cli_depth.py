@@ -1,7 +1,5 @@
 """`giveaway audit --depth`: columns of a network's depths beside those of its head, as a user meets them."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`giveaway lood`, and the records beside an audit, as a user meets them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

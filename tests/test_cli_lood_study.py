@@ -1,7 +1,5 @@
 """The closer look at chosen records: its pages against fitting again in NumPy, and against the best attack."""
 
-from __future__ import annotations
-
 import csv
 import io
 

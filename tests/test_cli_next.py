@@ -1,7 +1,5 @@
 """canaries, weights, compare and gate as a user meets them: what they print, their exit codes, what lies on disk."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import functools

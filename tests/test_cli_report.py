@@ -1,7 +1,5 @@
 """What an audit's options do to its report: access, subgroups, pseudonyms, maps, gates, the index."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Large audits from the command line: their cost, processes that share them, and runs that are killed and go on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`giveaway audit --trace`: what it stores, which traces it refuses, and when a folder is another audit's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

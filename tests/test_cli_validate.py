@@ -1,7 +1,5 @@
 """giveaway validate with your own training: run as a new user would, in a folder with a module and an estimator."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """What the pages of docs/ show works as it stands: Python runs, commands and options exist."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

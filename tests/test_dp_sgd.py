@@ -1,7 +1,5 @@
 """DP-SGD in plain torch against Opacus (gradients, accountant) and against a loop over records."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

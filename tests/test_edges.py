@@ -1,7 +1,5 @@
 """What people can cause without meaning to: long names, huge files, failing code. All of it ends in one line."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

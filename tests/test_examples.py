@@ -1,7 +1,5 @@
 """The scripts of examples/ run as a user would run them."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """The grid of models and its judge, at a size that takes seconds."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -4,8 +4,6 @@ The browser's side of it is in tests/reporting/test_browser.py; here parsers rea
 parts that fail make a page as well.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The GPTs of the language models' truth: GPT-2 and LoRA as their makers define them, many at once as one alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Imports go one way: a file uses only what lies in the layers above it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """What goes into an audit is found again in its restricted files only: its owner's alone, and removable."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

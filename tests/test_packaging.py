@@ -1,7 +1,5 @@
 """What is installed is what the constraints name; the sdist stands alone; no private name of a library by accident."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """The package's own door: few names, loaded when they are asked for."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

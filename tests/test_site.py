@@ -1,7 +1,5 @@
 """The site builds without a warning, and its pages load nothing from the network."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Text of others, made fit for one line of a screen."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

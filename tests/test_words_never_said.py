@@ -1,7 +1,5 @@
 """Nothing is called safe, anonymous, compliant or passed, and no count comes from anything but a measured attack."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import itertools

@@ -5,8 +5,6 @@ three at a time; then a command that reads the folder runs. `unforeseen` counts 
 instead of what is wrong with the folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -6,8 +6,6 @@ over many decades. Each is scored twice: as it is, and once more after one chang
 marks (`newton_capped`, `newton_rounded`) may differ; a column may by 1e-12 of its largest value, a leverage by 1e-12.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor

@@ -5,8 +5,6 @@ hold the files of one state as its listing says, the old or the new; the user's 
 stay; the next run leaves neither a temporary file nor a lock, and a purge that was killed can be repeated.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -5,8 +5,6 @@ loop; a model may mix the rows of a batch, or not be a function of the record at
 size of a batch and where features are kept. What is accepted is held against the model on every record alone.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import tempfile

@@ -4,8 +4,6 @@ Each time a random record leaves, the model is trained again without it, and bot
 looks at each kind of group (class, ward, sex) for the only group whose figures fell, and names it as the leaver's.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

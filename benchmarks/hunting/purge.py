@@ -5,8 +5,6 @@ folder, too; then the folder is purged, and purged once more. Neither the victim
 may change.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

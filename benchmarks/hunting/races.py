@@ -1,7 +1,5 @@
 """Two writers at one folder: one is refused or comes second, and the folder is always one of theirs, whole."""
 
-from __future__ import annotations
-
 import os
 import random
 import tempfile

@@ -6,8 +6,6 @@ or scripts than one of friendly names, a cell that starts a formula, a file that
 sign on the screen or a page, a name or value in what is shared or printed, and a traceback.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

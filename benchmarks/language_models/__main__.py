@@ -12,8 +12,6 @@ Files lie in --work; `tune` writes to --to (--work unless told) and leaves a sli
 models are more slices. --data holds the texts: the folder data of GIVEAWAY_SHARED, or of ../shared.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

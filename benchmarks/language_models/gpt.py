@@ -5,8 +5,6 @@ Parameters that all models share, such as those below LoRA, have a first axis of
 (inputs, outputs), as in GPT-2's Conv1D. The output head is the embedding of the tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

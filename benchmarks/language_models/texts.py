@@ -9,8 +9,6 @@ held_out_wikitext, held_out_sst2 : text that is not pretrained on: the last arti
 documents, offsets : document i is documents[offsets[i] : offsets[i + 1]], END first and last; `classes` are 0 to 3.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import re
@@ -43,7 +41,7 @@ class Documents:
     lengths: torch.Tensor
     truncated: int
 
-    def to(self, device: torch.device | str) -> Documents:
+    def to(self, device: torch.device | str) -> "Documents":
         return Documents(self.tokens.to(device), self.lengths.to(device), self.truncated)
 
 

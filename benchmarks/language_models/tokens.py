@@ -4,8 +4,6 @@ KIND_epoch_E_tokens.npz : for each target K `log_likelihood_K`, `base_K`, `expec
 `best_K` of all tokens that its own documents predict, one document after the other, in the order of the documents.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

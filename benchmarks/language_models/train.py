@@ -13,8 +13,6 @@ The learning rate climbs for WARM_UP steps and then stays, so that the model aft
 gives. The loss is the mean over the tokens of a batch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

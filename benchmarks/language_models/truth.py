@@ -13,8 +13,6 @@ of their probabilities. Told are
   that are left (pooled variance). Few models are pairs of complementary halves: each document is in half of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

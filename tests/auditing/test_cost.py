@@ -1,7 +1,5 @@
 """The cost of an audit: operations against loops that count them, and the words."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Scores through a network as columns of an audit: those of the network's functions, of the head's closed form at depth
 head, and the same again after a kill."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

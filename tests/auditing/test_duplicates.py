@@ -1,7 +1,5 @@
 """Repeated records are counted, exactly and nearly, never invented."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores of models whose exposure was measured with shadow models reproduce the recorded agreement."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every option of an audit is resolved, or refused, before any work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

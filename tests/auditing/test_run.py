@@ -1,7 +1,5 @@
 """What an audit says beside its scores, and that no head makes a score that is not a number."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the other records say, from end to end: against refits by brute force, by hand, and word by word."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

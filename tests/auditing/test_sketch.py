@@ -1,7 +1,5 @@
 """Whole audits with a sketched curvature against the same audits with a dense one, and against naive loops."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The error that a sketch states, against the spread of scores worked out part by part, and against the real one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

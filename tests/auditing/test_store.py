@@ -1,7 +1,5 @@
 """The audit folder: private, whole or not there, refused where it belongs to another audit, removable."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

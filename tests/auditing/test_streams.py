@@ -1,7 +1,5 @@
 """Audits whose features never lie in memory: the same scores, in two passes of the model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import giveaway as ga
 from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract import Cached, InMemory, Streamed, from_batches, from_file
+from giveaway.records import ScoreTable
 from tests.conftest import refused
 
 N = 5_000
@@ -37,7 +36,7 @@ def data() -> TensorDataset:
 
 
 @pytest.fixture(scope="module")
-def held(data) -> ga.ScoreTable:
+def held(data) -> ScoreTable:
     head = ga.from_torch(Counting(), data, l2=1.0, keep=InMemory(inputs=False))
     return ga.audit(head, curvature=Auto(l2_sensitivity=False))
 

@@ -1,7 +1,5 @@
 """An audit against an attack: numbers, words and refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """All views from end to end: which columns there are, that fused follows from them, what is refused, what is kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import NormalDist
 

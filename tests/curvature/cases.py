@@ -1,7 +1,5 @@
 """What the tests of a head's curvature compare with: derivatives by automatic differentiation, explicit matrices."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

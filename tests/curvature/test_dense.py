@@ -1,7 +1,5 @@
 """Dense curvature: its inverse applied to a gradient, under several penalties, against a P × P matrix."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps of chosen records by right sides of their own, against every group's own dense solve."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

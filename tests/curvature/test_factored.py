@@ -1,8 +1,6 @@
 """Leverage blocks of a sketch against the exact ones of the same records, the sketch made from an explicit matrix and
 with signs of NumPy's own."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Losses as functions of the outputs: against automatic differentiation, and many digits for confident records."""
 
-from __future__ import annotations
-
 from decimal import Decimal, localcontext
 
 import numpy as np

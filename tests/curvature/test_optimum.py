@@ -1,7 +1,5 @@
 """Distance from the optimum and the way there: against automatic differentiation, scikit-learn and the oracle."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

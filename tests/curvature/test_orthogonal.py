@@ -1,8 +1,6 @@
 """Heads with no more records than features, or with features that repeat others: 1 − h keeps its digits, and a head
 that loses them says so."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import mpmath

@@ -1,8 +1,6 @@
 """Products with a curvature that is never formed, against one that is: Kronecker products a record, derivatives by
 automatic differentiation; and its preconditioners: positive, exact where they can be, no part of the solution."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

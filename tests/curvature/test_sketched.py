@@ -1,7 +1,5 @@
 """The sketch as the audit uses it: Z against an explicit inverse, separate outputs, precisions, memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

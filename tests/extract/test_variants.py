@@ -1,7 +1,5 @@
 """Relatives and records held out in from_torch: what the model is asked, in every way of keeping the rows."""
 
-from __future__ import annotations
-
 import importlib
 import textwrap
 

@@ -1,7 +1,5 @@
 """Canaries: against determinants computed outright, planted copies, and the formula of the similarity."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

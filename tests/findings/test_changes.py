@@ -1,7 +1,5 @@
 """Two audits side by side, against counts by hand and against noise that is known."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """Whether the most exposed are spread evenly, and what of it may be shared."""
 
-from __future__ import annotations
-
 import json
 from math import comb
 

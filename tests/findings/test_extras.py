@@ -1,7 +1,5 @@
 """The optional parts of a report: the map of features, the records themselves, and all of it from the folder."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import sys

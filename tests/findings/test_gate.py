@@ -1,7 +1,5 @@
 """A gate: which rule files are refused, what is measured, when a rule is met or waived, and that nobody is named."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

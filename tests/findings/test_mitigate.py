@@ -1,7 +1,5 @@
 """Remedies as they are trained and measured: against planted effects, naive loops and LiRA itself."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Weighting down the most exposed rows: against real refits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

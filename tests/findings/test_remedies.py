@@ -1,7 +1,5 @@
 """What a training can try: by the keywords of a function, by the parameters of an estimator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier

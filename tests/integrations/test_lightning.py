@@ -1,7 +1,5 @@
 """Losses recorded while Lightning trains: against what the module itself saw, resumed, and on two devices."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

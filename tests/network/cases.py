@@ -1,7 +1,5 @@
 """Small float64 networks with records, and their dense Jacobians, curvatures and scores by plain autograd."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The Jacobian formed: against dense ones by plain autograd, where it pays, and against passes through the model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

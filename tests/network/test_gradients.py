@@ -1,7 +1,5 @@
 """Gradients and Jacobians of single records, and TracIn over checkpoints, against backward passes one by one."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

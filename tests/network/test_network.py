@@ -1,7 +1,5 @@
 """What is checked before a network is trusted, that it is left as it was, and which parameters are chosen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

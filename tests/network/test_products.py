@@ -1,7 +1,5 @@
 """Jacobian, Gauss–Newton and Hessian products against dense matrices, in every way there is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Scores of chosen records: dense inverses, the head's closed form, and networks trained again with another label."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

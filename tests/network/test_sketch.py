@@ -1,7 +1,5 @@
 """All records from random projections: they converge to the exact scores, and say how far off they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Solves against dense inverses, their preconditioners, and what they say when they do not end."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A Head without a linear head: what it holds, which words refuse it, and that it saves, loads and is replaced."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Head: what it refuses and in which words, how it reads targets, saves and loads, and shares memory."""
 
-from __future__ import annotations
-
 import stat
 from dataclasses import FrozenInstanceError, fields
 

@@ -1,7 +1,5 @@
 """The records themselves in a Head: which forms they have, what is refused, and that they are saved and replaced."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Metadata: JSON keys as they always were, attributes in Python, nothing lost of what other versions wrote."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import FrozenInstanceError, replace
 

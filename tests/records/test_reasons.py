@@ -1,7 +1,5 @@
 """Reasons that the columns of a table give: every sentence is true of its row, and nothing else is said."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

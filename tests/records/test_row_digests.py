@@ -1,7 +1,5 @@
 """Digests of records: the same for the same contents, whatever holds them, and another for every other row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

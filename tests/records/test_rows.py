@@ -1,7 +1,5 @@
 """Lazy rows: slices are those of an array, and a head of them is checked and read in a window of memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """ScoreTable: columns, order, files; a spreadsheet must find no formula in them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import stat

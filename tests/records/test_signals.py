@@ -1,7 +1,5 @@
 """Signals: shapes, kinds, what attacks read from them, and saving."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

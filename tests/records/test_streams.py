@@ -1,7 +1,5 @@
 """Streams: whatever the batches, slices are rows of the whole; going back begins a pass; other rows are refused."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Relatives, records held out and what is said out of bag: what a head takes, refuses, saves and tells of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

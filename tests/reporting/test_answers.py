@@ -1,7 +1,5 @@
 """The six answers of the first screen: in order, each for itself, and no more than is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The report in a real browser: it asks for nothing, sorts, filters, follows the map, and reads without JavaScript."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

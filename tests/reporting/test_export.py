@@ -1,7 +1,5 @@
 """What leaves for model cards, committees and MLflow: what may be shared, with measured and predicted kept apart."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Figures of tables and validations show the numbers, counted here by hand; drawing changes nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from math import comb

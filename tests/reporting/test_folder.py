@@ -1,7 +1,5 @@
 """`ga.report` writes the folder that the command line writes."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The page to share: the same headline, and nothing that leads to one record or to a few."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pictures of the theory and of LOOD show their numbers; a picture shows itself in a notebook."""
 
-from __future__ import annotations
-
 import base64
 import re
 import subprocess

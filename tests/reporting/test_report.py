@@ -1,7 +1,5 @@
 """The page of an audit: plain, self-contained, escaped, and careful with its words."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """The files of a validation, and what comes back from the folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """What the pages say beside their answers: what it is based on, and the notes."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Every score against a naive loop over records, on made heads of every kind and on generated ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

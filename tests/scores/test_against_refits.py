@@ -1,8 +1,6 @@
 """Leave-one-out scores against models really trained without the record, the most influential records included, and
 linear and binary heads against the influence measures of statsmodels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

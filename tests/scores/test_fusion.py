@@ -1,7 +1,5 @@
 """The rule by which `fused` joins all views: against the rule written out in plain Python, by hand, and its limits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
 from statistics import NormalDist, pstdev

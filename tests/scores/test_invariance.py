@@ -1,7 +1,5 @@
 """What must not change a score."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Predicted attack power: against plain computations from the formulas, and against real refits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The success predicted from the model and the other records: against numbers worked out by hand, limits, order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import expit, log_softmax

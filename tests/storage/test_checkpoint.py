@@ -1,7 +1,5 @@
 """Unfinished work: as it was after a kill, refused to another audit, private, gone when the audit is done."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

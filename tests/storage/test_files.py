@@ -1,7 +1,5 @@
 """Files are private and appear whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import stat
 

@@ -1,7 +1,5 @@
 """A marked folder: private, refused to other work, held by one run, whole after a kill, and able to remove itself."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

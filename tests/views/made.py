@@ -1,7 +1,5 @@
 """Features that are there already, and all rows of features at once."""
 
-from __future__ import annotations
-
 import torch
 
 from giveaway.views.left_out import RecordFeatures

@@ -1,7 +1,5 @@
 """The kind of features follows from the kind of records."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

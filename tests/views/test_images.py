@@ -1,7 +1,5 @@
 """Patch features against plain loops over every patch."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

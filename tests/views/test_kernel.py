@@ -1,7 +1,5 @@
 """The kernel of a view, its scaling, who is nearest, and features that stand for a kernel, against SciPy and loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What the others predict for each record, end to end, against refits written out here."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

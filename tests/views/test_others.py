@@ -1,7 +1,5 @@
 """The view of the other records: its errors against refits by brute force, and when the head's view is exact."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What sets records apart in the data's own terms: planted rarities are found, and every clause is recounted."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The kernel's columns of an audit: against refits in NumPy for every kind of head, and against the head itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The view of the relatives: losses and weights against naive loops, and what members tell about training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

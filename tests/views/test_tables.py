@@ -1,7 +1,5 @@
 """Tables as numbers: columns, categories, what is missing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hashed n-grams against counting terms by hand."""
 
-from __future__ import annotations
-
 import math
 import re
 import zlib

@@ -1,7 +1,5 @@
 """The view of training: means and quartiles against plain loops, whose losses they are, and what goes to the page."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Exact dense curvature of a head in float64, inverted once, used for every record (docs/derivations.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import copy
 from typing import Any
@@ -73,7 +71,7 @@ class DenseCurvature:
         self.size = head.width * self.loss.degrees
         self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
 
-    def with_l2(self, l2: float) -> DenseCurvature:
+    def with_l2(self, l2: float) -> "DenseCurvature":
         """Return the curvature of the same head penalized by `l2`; the sums are shared."""
         other = copy(self)
         other._factor(l2)

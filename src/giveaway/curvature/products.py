@@ -1,7 +1,5 @@
 """Products with the curvature of a head that is never formed, and its approximate inverses (docs/derivations.md)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -159,7 +157,7 @@ def _root_softmax(
 
 def preconditioner_for(
     products: HeadProducts, memory: int, columns: int, precision: Precision | None = None
-) -> ClassBlocks | SharedGram:
+) -> "ClassBlocks | SharedGram":
     """Make the better preconditioner that fits in `memory` bytes, for solves of `columns` columns in all."""
     if precision is None:
         precision = Precision("tf32" if products.head.device.type == "cuda" else "float32")

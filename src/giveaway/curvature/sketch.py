@@ -1,7 +1,5 @@
 """Sketched curvature: q random combinations Z of H⁻¹ in place of H⁻¹, by conjugate gradients (docs/derivations.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
@@ -150,7 +148,7 @@ class SketchedCurvature:
         """Z as it is multiplied with."""
         return self.precision.parts(self.z.view(self.products.width, -1))
 
-    def with_l2(self, l2: float) -> SketchedCurvature:
+    def with_l2(self, l2: float) -> "SketchedCurvature":
         other = copy(self)
         other.options = replace(self.options, errors=False)
         other._sketch(l2, replace(self._execution, checkpoint=NO_CHECKPOINT))

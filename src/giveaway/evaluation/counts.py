@@ -1,7 +1,5 @@
 """How many records are exposed, as far as S shadow models can show it (docs/derivations.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -242,7 +240,7 @@ def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
     return Boundary(effect, count, variance, mean[0] - mean[1], np.sqrt(true.mean(axis=0)))
 
 
-def _shapes(sides: Sides, side: int) -> tuple[Shape, Shape, float]:
+def _shapes(sides: Sides, side: int) -> "tuple[Shape, Shape, float]":
     varied = (sides.variance[side] > 0) & ~sides.two_valued
     if not varied.any():
         return Shape(0.0, 0.0), Shape(0.0, 0.0), 0.0
@@ -266,7 +264,7 @@ class Coins:
     heads_out: np.ndarray
 
     @classmethod
-    def at_effect(cls, effect: float) -> Coins:
+    def at_effect(cls, effect: float) -> "Coins":
         """Pairs whose effect size is `effect`: (1 − q − r)² = effect²/2·(q(1 − q) + r(1 − r)), solved for r."""
         half = effect**2 / 2
         q = np.linspace(0.0, 1 / (1 + half), PAIRS)[:, None]
@@ -275,7 +273,7 @@ class Coins:
         return cls(q, np.clip((linear - root) / (2 + 2 * half), 0.0, 1.0))
 
     @classmethod
-    def at_success(cls, success: float) -> Coins:
+    def at_success(cls, success: float) -> "Coins":
         """Pairs that tell with from without with this balanced success."""
         q = np.linspace(0.0, 2 - 2 * success, PAIRS)[:, None]
         return cls(q, q[::-1])

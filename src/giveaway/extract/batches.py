@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_names, errors_about, fail, nearest
+from giveaway.checks import as_tensor, check_names, errors_about, fail, listed, nearest
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 ID_KEYS = ("ids", "id")
@@ -101,7 +101,7 @@ def split_batch(batch: Any, keys: Batches) -> RecordBatch:
         known = [key for key in TARGET_KEYS if key in parts]
         if len(known) != 1:
             expected, got = "a batch with one of the keys " + ", ".join(TARGET_KEYS), map(str, known or parts)
-            raise fail("data", expected, f"keys {', '.join(got)}", "name the targets: batches=Batches(targets=...)")
+            raise fail("data", expected, f"keys {listed([*got])}", "name the targets: batches=Batches(targets=...)")
         places["targets"] = known[0]
     if named and places["ids"] is None:
         # A two-dimensional "ids" is a model input (token ids), not one name a record.
@@ -110,8 +110,8 @@ def split_batch(batch: Any, keys: Batches) -> RecordBatch:
     if not named and keys.targets is None:
         if keys.inputs is None and len(parts) != 2 + (keys.ids is not None):
             expected = "batches (inputs, targets), or (inputs, targets, ids) with Batches(ids=2)"
-            got, remedy = f"a batch of {len(parts)} parts", "say which is which: Batches(targets=, ids=)"
-            raise fail("data", expected, got, remedy)
+            remedy = "say which is which: Batches(targets=, ids=)"
+            raise fail("data", expected, f"a batch of {len(parts)} parts", remedy)
         places["targets"] = 1
     y = as_tensor("targets", parts.get(places["targets"])).cpu()
     if y.ndim == 0:

@@ -1,7 +1,5 @@
 """Read a language model: one pass over the documents that it was trained on, in evaluation mode, token by token."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext

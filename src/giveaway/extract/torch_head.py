@@ -179,10 +179,8 @@ def from_torch_shared(
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
     )
-    kept, others = (
-        Cached(shared.share(processes.rank, size).path, inputs=False),
-        held_out if processes.rank == 0 else None,
-    )
+    kept = Cached(shared.share(processes.rank, size).path, inputs=False)
+    others = held_out if processes.rank == 0 else None
     head = from_torch(model, share, keep=kept, batches=batches, held_out=others, **more)
     processes.barrier()
     parts = [shared.share(rank, size).arrays() for rank in range(size)]

@@ -173,11 +173,9 @@ def load_weights(
             "of another shape": [n for n in expected if n in state and np.shape(state[n]) != np.shape(expected[n])],
         }
         got = ", ".join(f"{len(names)} {kind} (first {names[0]})" for kind, names in kinds.items() if names)
-        expected, remedy = (
-            f"the parameters of {type(model).__name__}",
-            "use the function that made the model of these weights",
-        )
-        raise fail("weights", expected, got or type(error).__name__, remedy) from error
+        wanted = f"the parameters of {type(model).__name__}"
+        remedy = "use the function that made the model of these weights"
+        raise fail("weights", wanted, got or type(error).__name__, remedy) from error
     return model
 
 

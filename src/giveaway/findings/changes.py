@@ -157,10 +157,10 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
     ids, rows_before, rows_after = ids[order], rows_before[order], rows_after[order]
     old, new = before[by][rows_before], after[by][rows_after]
     places_after = percentiles(after)[rows_after]
-    both, predicted = (before, after), None
-    have = all("predicted_success" in table.scores for table in both)
+    predicted = None
+    have = all("predicted_success" in table.scores for table in (before, after))
     if have and before.meta.predicted_by == after.meta.predicted_by:
-        predicted = tuple(float(table["predicted_success"].mean()) for table in both)
+        predicted = float(before["predicted_success"].mean()), float(after["predicted_success"].mean())
     return Changes(
         ids=ids,
         rows_before=rows_before,

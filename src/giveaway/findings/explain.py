@@ -109,10 +109,9 @@ def breakdown(table: ScoreTable, attribute: str, *, top: float = TOP) -> Breakdo
     """Count how the most exposed `top` of the rows are spread over the values of `attribute`."""
     count = max(1, round(top * len(table)))
     names, value_of = np.unique(table[attribute], return_inverse=True)
-    rows, exposed = (
-        np.bincount(value_of[which], minlength=len(names)) for which in (slice(None), table.order()[:count])
-    )
-    counts = zip(map(str, names), rows.tolist(), exposed.tolist(), strict=True)
+    both = (value_of, value_of[table.order()[:count]])
+    rows, exposed = (np.bincount(values, minlength=len(names)).tolist() for values in both)
+    counts = zip(map(str, names), rows, exposed, strict=True)
     groups = (group_of(*each, len(table), count) for each in counts)
     return Breakdown(attribute.removeprefix(SUBGROUP), _ordered(groups), len(table), count)
 

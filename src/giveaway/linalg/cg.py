@@ -1,7 +1,5 @@
 """Preconditioned conjugate gradients for many right sides, with a true residual for each (docs/derivations.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +32,7 @@ class Solution:
     steps: int
     status: tuple[str, ...]
 
-    def checked(self, tolerance: float, *, allow_unconverged: bool) -> Solution:
+    def checked(self, tolerance: float, *, allow_unconverged: bool) -> "Solution":
         """Return this solution; raise SolveError if a column did not converge, unless that is allowed."""
         if allow_unconverged or all(status == CONVERGED for status in self.status):
             return self

@@ -1,7 +1,5 @@
 """Work shared by the processes that torchrun started (gloo between CPUs, NCCL between GPUs), and by threads."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,7 +88,7 @@ class Processes:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> "Processes":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Network: a trained module, its records, its loss and the parameters chosen, checked before anything is trusted."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +44,7 @@ class ParameterSet:
     fixed: Values
 
     @classmethod
-    def of(cls, model: nn.Module, chosen: set[str], dtype: torch.dtype | None) -> ParameterSet:
+    def of(cls, model: nn.Module, chosen: set[str], dtype: torch.dtype | None) -> "ParameterSet":
         both: tuple[Values, Values] = {}, {}
         for name, value in chain(model.named_parameters(), model.named_buffers()):
             wanted = dtype if value.is_floating_point() else None
@@ -88,7 +86,7 @@ class Work:
     cached: int
 
     @classmethod
-    def measured(cls, network: Network, memory: int | None) -> Work:
+    def measured(cls, network: "Network", memory: int | None) -> "Work":
         """Count what the model holds for one record, as the difference between two and one."""
         values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
         own = {value.data_ptr() for value in (*values.values(), *network.parameters.fixed.values())}
@@ -189,7 +187,7 @@ class Network:
             finally:
                 torch.backends.mha.set_fastpath_enabled(fast)
 
-    def at(self, state: Values) -> Network:
+    def at(self, state: Values) -> "Network":
         """The same network with the parameters and buffers of `state`, as a state_dict names them."""
         other = copy(self)
         known = dict(self.model.state_dict(keep_vars=True))

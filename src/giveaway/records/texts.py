@@ -1,7 +1,5 @@
 """Texts: what a language model says of every token of the documents it was trained on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -92,7 +90,7 @@ class Texts:
         """What a trace knows the documents by, beside their ids: how many tokens each has."""
         return torch.from_numpy(self.lengths.astype(np.float64))
 
-    def by_person(self) -> Texts:
+    def by_person(self) -> "Texts":
         """Return one text a person, in the order of np.unique(groups): all of that person's documents."""
         if self.groups is None:
             return self

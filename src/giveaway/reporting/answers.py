@@ -4,8 +4,6 @@ A reader without background decides by them, so none needs another. Without an a
 no count. If `shared`, counts are rounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

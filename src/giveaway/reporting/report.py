@@ -4,8 +4,6 @@ It loads nothing, is complete without JavaScript except for the maps, and its co
 section that cannot be made says why in its place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

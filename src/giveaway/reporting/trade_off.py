@@ -1,8 +1,6 @@
 """The trade-off of remedies, as a picture and as a page: what each costs in accuracy, and how far an attack still
 tells."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from giveaway.findings.mitigation import Mitigation
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 MARKERS = "osD^vP"
 
 
-def trade_off(found: Mitigation, *, axes: Axes | None = None) -> Figure:
+def trade_off(found: Mitigation, *, axes: "Axes | None" = None) -> "Figure":
     """Draw every remedy by its accuracy and by the attack's AUC on the most exposed; better is lower and to the right.
 
     Bars are 95 % intervals: upright of the AUC, across of the difference in accuracy to the training as it is.
@@ -51,7 +49,7 @@ def trade_off(found: Mitigation, *, axes: Axes | None = None) -> Figure:
     return figure
 
 
-def _mark(axes: Axes, outcome: Any, colour: str, marker: str, label: str | None) -> None:
+def _mark(axes: "Axes", outcome: Any, colour: str, marker: str, label: str | None) -> None:
     told = outcome.attack.on_most_exposed
     across, up = ([[one.value - one.low], [one.high - one.value]] for one in (outcome.change, told))
     size = 12 if marker == "*" else 7

@@ -1,7 +1,5 @@
 """The files of a validation: its text, its table, its figures, and what reports and gates read again."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -58,7 +56,7 @@ class StoredValidation:
     true_positives: np.ndarray
 
     @classmethod
-    def of(cls, found: Validation, *, recipe: str | None = None, trained: str | None = None) -> StoredValidation:
+    def of(cls, found: Validation, *, recipe: str | None = None, trained: str | None = None) -> "StoredValidation":
         """Keep what a validation found; `recipe` names one of giveaway's own, `trained` says what the models are."""
         stated = {**found.to_json(), "recipe": recipe, "trained": trained}
         judged = (found.success, found.effect_size, found.count.flagged, found.count.judged)
@@ -72,7 +70,7 @@ class StoredValidation:
         return {VALUES: stream.getvalue(), STATED: json.dumps(self.stated, indent=2) + "\n"}
 
     @classmethod
-    def load(cls, folder: str | Path) -> StoredValidation | None:
+    def load(cls, folder: str | Path) -> "StoredValidation | None":
         """Read what `giveaway validate` left in an audit folder; None if it never ran there."""
         place = TableFolder(folder)
         if not (file := place.verified(STATED)).is_file():

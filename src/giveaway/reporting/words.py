@@ -1,7 +1,5 @@
 """What pages say beside their answers: what was measured, predicted and assumed, kept apart, and notes on scores."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 """The views of a record, and the rule by which `fused` puts them together as normal scores: what each view counts
 follows from how far the records themselves say that it can be trusted (docs/views.md, "How they are fused")."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

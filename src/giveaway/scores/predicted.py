@@ -1,8 +1,6 @@
 """Attack power that theory predicts for each record from one trained head, or from the model and the other records:
 estimates, none of them measured (docs/derivations.md, and docs/views.md on how far they are off)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
