@@ -17,6 +17,7 @@ from benchmarks.reproduce.per_sample import data as sets
 from benchmarks.reproduce.per_sample.data import Data, sst2
 from benchmarks.reproduce.per_sample.experiment import Experiment, run
 from benchmarks.reproduce.per_sample.splits import run_splits
+from benchmarks.reproduce.per_sample.whole import run_whole
 from giveaway.attacks.stacked import Training
 
 LONGEST = 32  # words of a sentence that the transformer reads
@@ -56,4 +57,6 @@ def _tuples(arguments: dict[str, Any]) -> dict[str, Any]:
 
 EXPERIMENTS = tuple(read_experiment(name) for name in read_paper("per_sample")["experiments"])
 RUNS = {experiment.name: partial(run, experiment) for experiment in EXPERIMENTS}
-RUNS["california_splits"] = partial(run_splits, next(each for each in EXPERIMENTS if each.name == "california_linear"))
+_NAMED = {experiment.name: experiment for experiment in EXPERIMENTS}
+RUNS |= {"california_splits": partial(run_splits, _NAMED["california_linear"])}
+RUNS |= {f"{name}_whole": partial(run_whole, _NAMED[name]) for name in ("california_mlp", "cifar10_cnn")}

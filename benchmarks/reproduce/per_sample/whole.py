@@ -1,0 +1,163 @@
+"""Influence through a whole network at the paper's damping of 10, of the summed and of the mean loss, with the
+Gauss–Newton matrix and with the Hessian, beside that of the last layer of the same targets.
+
+gᵀ(G + λ)⁻¹g of all records comes from the library's sketch, solved until the error of its solves is small. The Hessian
+has no such root: there Z = (H + λ)^(-1/2) Ω/√q with Ω normal, by a Chebyshev polynomial on the spectrum that Lanczos'
+method finds, and gᵀ(H + λ)⁻¹g ≈ ‖gᵀZ‖², with a relative error of √(2/q). Where H + λ is not positive there is no such
+score, and the smallest eigenvalue is told.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.polynomial import Chebyshev
+from torch import nn
+
+from benchmarks.measuring import digits, timed
+from benchmarks.reproduce.job import Job, Piece, references_of
+from benchmarks.reproduce.per_sample.agreement import METRICS, figures
+from benchmarks.reproduce.per_sample.attacks import Truth
+from benchmarks.reproduce.per_sample.data import small
+from benchmarks.reproduce.per_sample.experiment import (
+    DAMPING,
+    PROBES,
+    SMALL_EPOCHS,
+    Experiment,
+    built,
+    head_of,
+    target_members,
+    train_targets,
+)
+from giveaway.auditing.run import audit
+from giveaway.network import GaussNewton, InverseCurvature, Network, sketch_records
+from giveaway.network.solves import Hessian
+
+TARGETS = 4
+SOLVED = 0.1  # error of solves at which a sketch stops
+LANCZOS, MOST_TERMS, OFF = 30, 80, 0.01  # steps; terms of the polynomial, and its relative error
+VARIANTS = {f"{kind}, {units}": (kind, units) for units in ("summed", "mean") for kind in ("ggn", "hessian")}
+
+
+def run_whole(experiment: Experiment, job: Job) -> None:
+    """Train targets, score each in every way, and compare with the truth that the setting's results keep."""
+    job = replace(job, targets=min(job.targets, 2 if job.small else TARGETS))
+    data = experiment.load(job.data)
+    if job.small:
+        data, experiment = small(data), replace(experiment, training=replace(experiment.training, epochs=SMALL_EPOCHS))
+        experiment = replace(experiment, build=experiment.build_small or experiment.build)
+    _, kept = references_of(job, experiment.name)
+    truth = Truth(kept["success_lira"], kept["effect_lira"], 0.0, 0.0).ordered
+    rows = [np.flatnonzero(own) for own in target_members(data, job)]
+    found: dict[str, Any] = {"of": experiment.name, "records_a_model": len(rows[0]), "damping": DAMPING}
+    for number, state in enumerate(train_targets(experiment, data, job)):
+        model = built(experiment, data)
+        model.load_state_dict(state)
+        x, y = torch.from_numpy(data.inputs[rows[number]]), torch.from_numpy(data.targets[rows[number]])
+        makers: dict[str, Callable[[], Piece]] = {"last layer": partial(_last_layer, model, x, y, experiment, job)}
+        makers |= {name: partial(_whole, model, x, y, *variant, job) for name, variant in VARIANTS.items()}
+        for name, make in makers.items():
+            columns, report = job.piece(f"{number} {name}.npz", name, make)
+            own = found.setdefault(name, {"targets": [], "report": []})
+            own["report"].append(report)
+            if columns:
+                own["targets"].append(
+                    dict(zip(METRICS, digits(figures(columns["influence"], truth[rows[number]])), strict=True))
+                )
+    job.save({**found, "seconds": job.seconds()})
+
+
+def _last_layer(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, experiment: Experiment, job: Job) -> Piece:
+    def scored() -> Any:
+        return audit(
+            head_of(model.to(job.device).eval(), x, y, experiment.l2(len(x)), job.device), scores=["influence"]
+        )
+
+    table, seconds = timed(scored, job.device)
+    return {"influence": table["influence"]}, {"seconds": round(seconds, 3)}
+
+
+def _whole(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, kind: str, units: str, job: Job) -> Piece:
+    classes, damping = not y.is_floating_point(), DAMPING * (len(x) if units == "mean" else 1)
+    records = (x.to(job.device), (y if classes else y[:, None]).to(job.device))
+    network = Network(model.to(job.device).eval(), records, loss="cross_entropy" if classes else "squared")
+    work = partial(sketched if kind == "ggn" else rooted, network, damping, 8 if job.small else PROBES)
+    (column, report), seconds = timed(work, job.device)
+    return {} if column is None else {"influence": column.cpu().numpy()}, {**report, "seconds": round(seconds, 2)}
+
+
+def sketched(network: Network, damping: float, probes: int, tolerance: float = 1e-2) -> tuple[torch.Tensor, dict]:
+    """Return the influence of every record, from solves that end when the error they leave is small: the bound falls as
+    the residual does."""
+    for _ in range(3):
+        inverse = InverseCurvature(network, damping=damping, tolerance=tolerance, allow_unconverged=True)
+        found = sketch_records(inverse, probes=probes, scores=("influence",), most_redone=0)
+        if found.report["solve_error"] <= SOLVED:
+            break
+        tolerance = max(tolerance * SOLVED / found.report["solve_error"] / 2, 1e-6)
+    kept = ("probes", "solve_error", "worst_residual", "most_steps_taken", "unsolved", "tolerance")
+    return found["influence"], {name: found.report[name] for name in kept}
+
+
+def rooted(network: Network, damping: float, probes: int) -> tuple[torch.Tensor | None, dict]:
+    """Return the same with the Hessian, or None where it curves downwards by as much as the damping."""
+    hessian = Hessian(network)
+    generator = torch.Generator().manual_seed(0)
+    low, high = spectrum(hessian, generator)
+    report = {"smallest_eigenvalue": low, "largest_eigenvalue": high, "probes": probes}
+    margin = 0.05 * (high - low)
+    low, high = low - 0.2 * abs(low) + damping, high + margin + damping
+    if low <= 0:
+        return None, report
+    grid = np.geomspace(low, high, 2_000)
+    for terms in range(4, MOST_TERMS):
+        inverse_root = Chebyshev.interpolate(lambda t: t**-0.5, terms, [low, high])
+        off = float(np.abs(inverse_root(grid) ** 2 * grid - 1).max())
+        if off <= OFF:
+            break
+    start = torch.randn(probes, network.size, generator=generator).T.to(network.device, network.dtype) / probes**0.5
+    z = _polynomial(hessian, damping, inverse_root, start)
+    found = torch.cat([(_slopes(network, piece) * u).sum(2).square().sum(0) for piece, u in hessian.jacobian.push(z)])
+    return found.double(), {**report, "terms": terms, "off": off}
+
+
+def _polynomial(hessian: GaussNewton, damping: float, series: Chebyshev, start: torch.Tensor) -> torch.Tensor:
+    low, high = series.domain
+
+    def mapped(right: torch.Tensor) -> torch.Tensor:
+        return (hessian(right) + (damping - (high + low) / 2) * right) * (2 / (high - low))
+
+    before, now = start, mapped(start)
+    total = series.coef[0] * before + series.coef[1] * now
+    for coefficient in series.coef[2:]:
+        before, now = now, 2 * mapped(now) - before
+        total += coefficient * now
+    return total
+
+
+def spectrum(hessian: GaussNewton, generator: torch.Generator) -> tuple[float, float]:
+    """Return the smallest and the largest eigenvalue as Lanczos' method sees them from a random start."""
+    network, steps = hessian.network, min(LANCZOS, hessian.network.size - 1)
+    basis = torch.randn(network.size, 1, generator=generator).to(network.device, network.dtype)
+    basis /= basis.norm()
+    diagonal, beside = [], []
+    for _ in range(steps):
+        image = hessian(basis[:, -1:])
+        diagonal.append(float((image * basis[:, -1:]).sum()))
+        for _ in range(2):  # twice is enough
+            image -= basis @ (basis.T @ image)
+        beside.append(float(image.norm()))
+        basis = torch.cat([basis, image / image.norm()], 1)
+    values = np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
+    return float(values[0]), float(values[-1])
+
+
+def _slopes(network: Network, piece: Any) -> torch.Tensor:
+    """Return the gradient (b, m) of each record's loss in its outputs."""
+    outputs = piece.outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        (slopes,) = torch.autograd.grad(network.loss.value(outputs, piece.batch.targets).sum(), outputs)
+    return slopes

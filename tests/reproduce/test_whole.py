@@ -1,0 +1,85 @@
+"""Influence through a whole network: the Hessian's root against explicit matrices, and solves that stop by their error."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.reproduce.__main__ import main
+from benchmarks.reproduce.per_sample.whole import SOLVED, rooted, sketched, spectrum
+from torch.func import functional_call, grad, vmap
+
+from giveaway.network import Network
+from giveaway.network.solves import Hessian
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A network, its records' gradients (n, P) and the Hessian of the summed loss, which is negative somewhere."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
+    x, y = torch.randn(60, 4, dtype=torch.float64), torch.randint(0, 3, (60,))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=30)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    values = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(values, row, label):
+        return torch.nn.functional.cross_entropy(functional_call(model, values, (row[None],)), label[None])
+
+    each = vmap(grad(loss), (None, 0, 0))(values, x, y)
+    gradients = torch.cat([each[name].flatten(1) for name in values], 1)
+
+    def total(flat):
+        parts = flat.split([value.numel() for value in values.values()])
+        shaped = {name: part.view_as(values[name]) for name, part in zip(values, parts, strict=True)}
+        return torch.nn.functional.cross_entropy(functional_call(model, shaped, (x,)), y, reduction="sum")
+
+    flat = torch.cat([value.flatten() for value in values.values()])
+    return Network(model, (x, y), loss="cross_entropy"), gradients, torch.autograd.functional.hessian(total, flat)
+
+
+@pytest.mark.parametrize("damping", [1.0, 600.0])
+def test_the_hessians_root_gives_the_influence_of_every_record(fitted, damping):
+    network, gradients, hessian = fitted
+    exact = torch.einsum(
+        "ip,pq,iq->i", gradients, torch.linalg.inv(hessian + damping * torch.eye(len(hessian))), gradients
+    )
+    found, report = rooted(network, damping, probes=2_000)
+    assert report["off"] <= 0.01
+    assert float((found / exact - 1).square().mean().sqrt()) < 1.3 * (2 / 2_000) ** 0.5 + 0.01
+    assert np.argmax(found.numpy()) == np.argmax(exact.numpy())
+
+
+def test_a_hessian_that_curves_downwards_has_no_such_score(fitted):
+    network, _, hessian = fitted
+    truth = torch.linalg.eigvalsh(hessian)
+    low, high = spectrum(Hessian(network), torch.Generator().manual_seed(0))
+    assert low == pytest.approx(float(truth[0]), rel=1e-6)
+    assert high == pytest.approx(float(truth[-1]), rel=1e-6)
+    found, report = rooted(network, damping=-0.9 * low, probes=4)
+    assert found is None
+    assert report["smallest_eigenvalue"] == pytest.approx(low)
+
+
+def test_a_sketch_is_solved_until_its_error_is_small(fitted):
+    network, _, _ = fitted
+    _, report = sketched(network, 0.01, probes=8, tolerance=0.9)
+    assert report["solve_error"] <= SOLVED
+    assert report["tolerance"] < 0.9
+
+
+@pytest.mark.slow
+def test_a_small_run_scores_targets_in_every_way(tmp_path):
+    run = ["--small", "--work", str(tmp_path), "--device", "cpu"]
+    assert main(["run", "california_mlp", *run]) == main(["run", "california_mlp_whole", *run]) == 0
+    result = json.loads((tmp_path / "california_mlp_whole-small" / "california_mlp_whole.json").read_text())
+    for name in ("last layer", "ggn, summed", "ggn, mean", "hessian, mean"):
+        assert len(result[name]["targets"]) == 2
+    assert all(report["solve_error"] <= SOLVED for report in result["ggn, summed"]["report"])
