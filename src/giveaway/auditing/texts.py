@@ -1,7 +1,9 @@
 """Audit a language model: the texts that it was trained on in, a ScoreTable out."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from giveaway.records.texts import Texts
 from giveaway.scores import texts as of_texts
 from giveaway.scores.fusion import normal_scores
 from giveaway.scores.texts import TextViews
+from giveaway.views.continuation import continuation
 from giveaway.views.ngrams import predicted_by_others
+from giveaway.views.token_gains import own_terms
 from giveaway.views.trace import TraceView
 
 Score = Callable[[TextViews], np.ndarray]
@@ -70,5 +74,12 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
     attributes = {"tokens": rows.lengths, "shared": rows.means((others.context >= 2).astype(np.float64)).round(3)}
     if texts.groups is not None:
         attributes["records"] = np.unique(texts.groups, return_counts=True)[1]
+    if unit == "record":
+        each = [part.tobytes() for part in np.split(texts.tokens, texts.starts[1:-1])]
+        times = Counter(each)
+        attributes["copies"] = np.array([times[one] - 1 for one in each])
+        meta["repeats"] = {"exact": int((attributes["copies"] > 0).sum()), "near": 0}
+    more, meta["continuation"] = continuation(texts, unit)
     wanted = {name: columns[name] for name in dict.fromkeys(names)}
-    return ScoreTable(wanted, rows.ids, Meta.from_json(meta), attributes)
+    table = ScoreTable(wanted, rows.ids, Meta.from_json(meta), attributes | more)
+    return replace(table, own_terms=own_terms(rows, others, table.order(), unit))

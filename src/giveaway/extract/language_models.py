@@ -19,7 +19,7 @@ from giveaway.text import progress_of
 IGNORED = -100  # the label of a token that the loss leaves out
 NUMBERS_AT_ONCE = 2**25  # logits that are brought to float32 together
 PADDING = {"labels": IGNORED, "document_ids": -1}  # 0 for all else
-COLUMNS = ("tokens", "log_likelihood", "expected", "spread", "best", "base")
+COLUMNS = ("tokens", "log_likelihood", "expected", "spread", "best", "base", "base_best")
 
 
 def from_causal_lm(
@@ -32,6 +32,7 @@ def from_causal_lm(
     max_length: int | None = None,
     ids: Any = None,
     groups: Any = None,
+    continued: tuple[int, int] = (32, 32),
     progress: bool = False,
 ) -> Texts:
     """Ask a language model about every token of its training documents.
@@ -47,6 +48,8 @@ def from_causal_lm(
     batch_size : rows that are padded and run together.
     max_length : tokens after which a document is cut; without it one that the model has no place for is refused.
     ids : a unique name a document. groups : the person each document belongs to.
+    continued : tokens of a beginning, and tokens after it that the model must give back for the audit to call a text
+        continued word for word. Checking it costs nothing: the model's first choices are known from the same pass.
     """
     plain, before = unwrapped(model), None if base is None else unwrapped(base)
     rows = TokenRows(dataset, tokenizer, batch_size, max_length, plain)
@@ -69,7 +72,8 @@ def from_causal_lm(
     if contents is None and tokenizer is not None:
         contents = tokenizer.batch_decode(np.split(values["tokens"], starts[1:-1]))
     vocabulary, kind = _vocabulary(plain, values["tokens"]), type(plain).__name__
-    return Texts(starts, vocabulary=vocabulary, contents=contents, ids=ids, groups=groups, model=kind, **values)
+    named: Any = {"contents": contents, "words": _words(tokenizer, values["tokens"]), "ids": ids, "groups": groups}
+    return Texts(starts, vocabulary=vocabulary, model=kind, continued=continued, **named, **values)
 
 
 class TokenBatch(NamedTuple):
@@ -210,7 +214,7 @@ def _ask(model: nn.Module, base: nn.Module | None, batch: TokenBatch) -> list[to
     if base is not None or adapters is not None:
         with nullcontext() if adapters is None else adapters():
             before = _logits(base or model, batch, encoded)
-        columns.append(_statistics(before[where], targets)[0])
+        columns += _statistics(before[where], targets)[::3]
     return [column.cpu() for column in columns]
 
 
@@ -270,3 +274,14 @@ def _places(model: nn.Module) -> int | None:
 def _vocabulary(model: nn.Module, tokens: np.ndarray) -> int:
     config = getattr(model, "config", None)
     return int(getattr(config, "vocab_size", int(tokens.max()) + 1))
+
+
+def _words(tokenizer: Any, tokens: np.ndarray) -> list[str] | None:
+    """Return how each token reads after another one, which tells its space; "" for those that are in no text."""
+    if not hasattr(tokenizer, "batch_decode"):
+        return None
+    there, words = np.unique(tokens).tolist(), [""] * (int(tokens.max()) + 1)
+    start, *pairs = tokenizer.batch_decode([there[:1], *([there[0], token] for token in there)])
+    for token, pair in zip(there, pairs, strict=True):
+        words[token] = pair[len(start) :] if pair.startswith(start) else pair
+    return words

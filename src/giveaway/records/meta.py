@@ -174,6 +174,18 @@ class Repeats(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Continuation(Section):
+    """How many texts a model gives back, `tokens` of them after the first `prefix`, and how many of those it gave back
+    `before` it was fine-tuned; `texts` are long enough."""
+
+    prefix: int
+    tokens: int
+    texts: int
+    continued: int
+    before: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DepthReport(Section):
     """How the scores through more of the network than its head were made."""
 
@@ -227,6 +239,7 @@ class Meta(Section):
     kernel: KernelReport | None = None
     l2_sensitivity: Mapping[str, float] | None = None
     repeats: Repeats | None = None
+    continuation: Continuation | None = None
     newton_capped: int | None = None
     seconds: float | None = None
     depths: Mapping[str, DepthReport] | None = None
@@ -239,7 +252,7 @@ class Meta(Section):
 
     # not of every audit
     LATER: ClassVar[tuple[str, ...]] = ("model", "rows_proved_by", "fusion", "trace", "depths", "predicted_share")
-    LATER += ("access", "title", "provenance", "class_names")
+    LATER += ("continuation", "access", "title", "provenance", "class_names")
 
     @property
     def by_person(self) -> bool:
@@ -247,7 +260,16 @@ class Meta(Section):
 
     @property
     def rows_are(self) -> str:
-        return "people" if self.by_person else "texts" if self.loss == "tokens" else "records"
+        return "people" if self.by_person else f"{self.record}s"
+
+    @property
+    def record(self) -> str:
+        """What a page calls a record."""
+        return "text" if self.loss == "tokens" else "record"
+
+    @property
+    def row_is(self) -> str:
+        return "person" if self.by_person else self.record
 
     @property
     def assumes_optimum(self) -> bool:

@@ -1,5 +1,6 @@
 """Why a row of a table ranks high, in a sentence or two, each of them true of that row beside all others."""
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +19,17 @@ VARIANTS = {"mirror": "mirror image", "shift": "shifted image"}
 @dataclass(frozen=True, eq=False)
 class OwnTerms:
     """Clauses that tell what sets some rows apart in the data's own terms: `named` by columns, classes and counts,
-    `shown` by values and words of records too; None where those are withheld."""
+    `shown` by values and words of records too, and `heat` a text's words as JSON, [[words, level], …]; None where those
+    are withheld."""
 
     rows: np.ndarray
     named: np.ndarray
     shown: np.ndarray | None = None
+    heat: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        kinds = [(part.shape, part.dtype.kind) for part in (self.rows, self.named, self.shown) if part is not None]
-        if kinds != [((len(self.rows),), kind) for kind in "iUU"[: len(kinds)]]:
+        kinds = [(part.shape, part.dtype.kind) for part in vars(self).values() if part is not None]
+        if kinds != [((len(self.rows),), kind) for kind in "iUUU"[: len(kinds)]]:
             raise fail("own_terms", "a clause a row", "others", "write the audit again")
 
     def of(self, rows: np.ndarray, contents: bool) -> list[str]:
@@ -35,8 +38,13 @@ class OwnTerms:
         known = dict(zip(self.rows.tolist(), clauses.tolist(), strict=True))
         return [known.get(row, "") for row in rows.tolist()]
 
+    def words(self, rows: np.ndarray) -> list[list[tuple[str, int]]]:
+        """Return the words of each row, in parts with their level of heat; [] where they are withheld."""
+        known = {} if self.heat is None else dict(zip(self.rows.tolist(), self.heat.tolist(), strict=True))
+        return [[(str(part), int(level)) for part, level in json.loads(known.get(row, "[]"))] for row in rows.tolist()]
+
     def withheld(self) -> "OwnTerms":
-        return replace(self, shown=None)
+        return replace(self, shown=None, heat=None)
 
 
 def why(

@@ -10,6 +10,7 @@ import torch
 from giveaway.checks import check_names, check_whole, fail
 
 OF_TOKENS = ("tokens", "log_likelihood", "expected", "spread", "best")
+OF_BASE = ("base", "base_best")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,10 +22,11 @@ class Texts:
     log_likelihood : (T,) log p of each token, given all before it in its document.
     expected, spread : (T,) mean and standard deviation of log p over the model's own prediction for that place.
     best : (T,) whether the token is the one that the model finds most likely.
-    base : (T,) log p by the model before it was fine-tuned; None where that is not known.
-    contents : the documents as strings, or None.
+    base, base_best : (T,) log p, and whether it is the most likely, by the model before it was fine-tuned; or None.
+    contents : the documents as strings, or None. words : how each number of the vocabulary reads, or None.
     ids : a unique name a document (numbers by default). groups : the person each document belongs to.
     model : what kind of model it is, such as GPT2LMHeadModel.
+    continued : of how many tokens a beginning has, and how many must follow word for word for a text to be continued.
     """
 
     starts: np.ndarray
@@ -39,6 +41,9 @@ class Texts:
     ids: np.ndarray = None  # type: ignore[assignment]
     groups: np.ndarray | None = None
     model: str | None = None
+    base_best: np.ndarray | None = None
+    words: list[str] | None = None
+    continued: tuple[int, int] = (32, 32)
     loss: ClassVar[str] = "tokens"
 
     def __post_init__(self) -> None:
@@ -50,7 +55,7 @@ class Texts:
                 "starts", expected, f"{starts.size} numbers", "leave out documents of which nothing is predicted"
             )
         set_field("starts", starts.astype(np.int64))
-        for name in (*OF_TOKENS, *(("base",) if self.base is not None else ())):
+        for name in self._of_tokens:
             values = np.asarray(getattr(self, name))
             if values.shape != (starts[-1],):
                 got = f"shape {values.shape}"
@@ -61,6 +66,8 @@ class Texts:
                 raise fail(name, "finite values", f"others, first in document {row}", remedy)
             set_field(name, values)
         check_whole("vocabulary", self.vocabulary, 2)
+        for count in self.continued:
+            check_whole("continued", count, remedy="give the tokens of a beginning, and those that must follow it")
         if self.tokens.min() < 0 or self.tokens.max() >= self.vocabulary:
             got = f"{int(self.tokens.min())} to {int(self.tokens.max())}"
             raise fail("tokens", f"numbers from 0 to {self.vocabulary - 1}", got, "give the model's own vocabulary")
@@ -74,6 +81,10 @@ class Texts:
     def n(self) -> int:
         """Documents."""
         return len(self.starts) - 1
+
+    @property
+    def _of_tokens(self) -> list[str]:
+        return [*OF_TOKENS, *(name for name in OF_BASE if getattr(self, name) is not None)]
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -97,14 +108,13 @@ class Texts:
         people, person = np.unique(self.groups, return_inverse=True)
         order = np.argsort(person[self.document], kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(person, self.lengths))]).astype(np.int64)
-        of_tokens = {name: getattr(self, name)[order] for name in OF_TOKENS}
-        base = None if self.base is None else self.base[order]
+        of_tokens: dict[str, Any] = {name: getattr(self, name)[order] for name in self._of_tokens}
         contents: Any = None
         if self.contents is not None:
             contents = [""] * len(people)
             for text, owner in zip(self.contents, person, strict=True):
                 contents[owner] += text + "\n"
-        return replace(self, starts=starts, base=base, contents=contents, ids=people, groups=None, **of_tokens)
+        return replace(self, starts=starts, contents=contents, ids=people, groups=None, **of_tokens)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Return the sums (n,) over each document of values (T,)."""

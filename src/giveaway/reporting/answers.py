@@ -12,6 +12,7 @@ from giveaway.records import ScoreTable
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import (
     ABOUT_ACCESS,
+    about_continuation,
     access_words,
     cautions,
     counts,
@@ -30,6 +31,7 @@ LOWER = {  # what usually lowers exposure, by kind of model
     "boosted": "fewer or shallower trees, or a smaller learning rate",
     "linear": "a stronger penalty",
     "network": "more weight decay, fewer epochs, or differential privacy (DP-SGD)",
+    "language": "fewer epochs, no repeated texts, training fewer parameters (LoRA), or differential privacy (DP-SGD)",
     "": "stronger regularization",
 }
 Groups = Sequence[tuple[str, str, float | None, float | None, bool]]
@@ -68,7 +70,8 @@ def headline(table: ScoreTable, measured: StoredValidation | None, access: str, 
         return f"{short} {rest}"
     known = rest if table.meta.predicted_share is None else f"{short} {rest}"
     return (
-        f"Ranking only: {_rows(table, shared)}, ordered by estimated exposure to an attacker who holds the record and "
+        f"Ranking only: {_rows(table, shared)}, ordered by estimated exposure to an attacker who holds the "
+        f"{table.meta.record} and "
         f"has {access_words(table, access)}. {known} {LIMITS}"
     )
 
@@ -80,37 +83,41 @@ def at_least(count: int) -> int:
 
 def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bool = False) -> tuple[str, str]:
     """Say how many records are exposed, in short and then more: measured, predicted in words, or not known."""
-    told, predicted = counts(shared), table.meta.predicted_share
-    nothing = "No attack was measured on this model, so no number of exposed records is stated."
+    told, predicted, what = counts(shared), table.meta.predicted_share, f"{table.meta.record}s"
+    nothing = f"No attack was measured on this model, so no number of exposed {what} is stated."
+    given_back = "".join(f" {words}" for words in about_continuation(table.meta, told))
     if measured is None and predicted is not None:
         words = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
-        basis = f"how well the model knows its own records with how well it knows {told(predicted.held_out)} held out"
+        basis = f"how well the model knows its own {what} with how well it knows {told(predicted.held_out)} held out"
         few = " Few is not none." if "few" in predicted.words else ""
         return (
-            f"Predicted, not measured: {words} of the records.",
-            f"{nothing} The prediction compares {basis} from training.{few}",
+            f"Predicted, not measured: {words} of the {what}.",
+            f"{nothing} The prediction compares {basis} from training.{few}{given_back}",
         )
     if measured is None:
-        return "Not known.", f"{nothing} This is a ranking: it says where to look first, not how many are exposed."
+        where = "This is a ranking: it says where to look first, not how many are exposed."
+        return "Not known.", f"{nothing} {where}{given_back}"
     count, records = measured.stated["at_least_exposed"], measured.stated["records"]
     models, power = measured.stated["models"], f"{100 * count['power_at_twice_that']:.2g} %"
     said = f"{models} models trained in the same way (shadow models) were attacked; {100 * count['confidence']:.3g} % "
-    more = f"the test finds about {power} of the records with twice the exposure that counts, fewer of those with less."
+    more = f"the test finds about {power} of the {what} with twice the exposure that counts, fewer of those with less."
     if table.meta.by_person:
-        more += " Records were counted, not people: a person with several can be more exposed than any one of them."
+        several = "counted, not people: a person with several can be more exposed than any one of them."
+        more += f" {what.capitalize()} were {several}"
+    more += given_back
     if not count["records"]:
-        none = f"This does not mean that none of the {told(records)} records is exposed:"
+        none = f"This does not mean that none of the {told(records)} {what} is exposed:"
         return "No number can be stated.", f"{said}confidence. {none} {more}"
     least = at_least(count["records"]) if shared else count["records"]
     share = f"{100 * least / (about(records) if shared else records):.2g} %"
-    short = f"At least {least:,} of {told(records)} records are exposed ({share}, measured)."
+    short = f"At least {least:,} of {told(records)} {what} are exposed ({share}, measured)."
     return short, f"{said}confidence. More may be exposed: {more}"
 
 
 def _rows(table: ScoreTable, shared: bool) -> str:
     told = counts(shared)
     people = f" of {told(len(table))} people" if table.meta.by_person else ""
-    return f"{told(table.meta.records or len(table))} records{people}"
+    return f"{told(table.meta.records or len(table))} {table.meta.record}s{people}"
 
 
 def _audited(table: ScoreTable, shared: bool) -> Answer:
@@ -121,7 +128,7 @@ def _audited(table: ScoreTable, shared: bool) -> Answer:
     kind += f" ({shown_text(meta.model, 60)})" if meta.model else ""
     said = [f"{kind}, trained on {_rows(table, shared)}."]
     said = [f"{shown_text(meta.title, 120)}.", *said] if meta.title else said
-    ranked = f"Every {meta.unit} got a rank; rank 1 looks easiest to recognize as part of the training data."
+    ranked = f"Every {meta.row_is} got a rank; rank 1 looks easiest to recognize as part of the training data."
     return Answer("What was audited?", said[0], " ".join([*said[1:], ranked]))
 
 
@@ -130,10 +137,11 @@ def _attacker(table: ScoreTable, access: str) -> Answer:
         table.meta.loss or "", "a record, with its label,"
     )
     short = f"Someone who already holds {held} and has {access_words(table, access)}."
+    record = table.meta.record
     rest = (
-        "They could find out whether that record was used in training. This is harmful where being in the data reveals "
-        "something about a person, such as an illness. A record is called exposed if an attack gets this right more "
-        "than 70 % of the time; guessing gets it right 50 % of the time."
+        f"They could find out whether that {record} was used in training. This is harmful where being in the data "
+        f"reveals something about a person, such as an illness. A {record} is called exposed if an attack gets this "
+        "right more than 70 % of the time; guessing gets it right 50 % of the time."
     )
     return Answer(
         "Who could exploit it?", short, rest if access == "probabilities" else f"{rest} {ABOUT_ACCESS[access]}"
@@ -170,10 +178,11 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
     meta, question = table.meta, "What to do?"
     whom = "The commands are for whoever trained the model; FOLDER is the folder of this audit."
     training = "" if is_estimator(meta) else " --train module:function"
-    harm = ", and the groups that stand out would lose the most records" if uneven else ""
+    harm = f", and the groups that stand out would lose the most {meta.record}s" if uneven else ""
+    wrong = "private" if meta.loss == "tokens" else "mislabelled"
     look = (
         f"Look at the {meta.rows_are} ranked highest{', which the restricted report lists' if shared else ''}.",
-        "Often they are mislabelled, rare, or in the data by mistake: correct what is wrong. Do not delete any just "
+        f"Often they are {wrong}, rare, or in the data by mistake: correct what is wrong. Do not delete any just "
         f"because they rank high: others would then be the most exposed{harm}.",
         "",
     )
@@ -206,9 +215,9 @@ def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool
         wrong = f"{100 * count['false_discovery_rate']:.3g} %"
         said = [
             "The number is measured, but it is a lower bound, and it is about the way of training: another model "
-            "trained in this way may give away other records.",
-            f"One by one, the test flags {told(count['flagged'])} records, of which at most {wrong} are expected to be "
-            "wrong; a record without a flag may still be exposed.",
+            "trained in this way may give away others.",
+            f"One by one, the test flags {told(count['flagged'])} {table.meta.record}s, of which at most {wrong} are "
+            f"expected to be wrong; a {table.meta.record} without a flag may still be exposed.",
         ]
     elif table.meta.predicted_share is not None:
         said.append(

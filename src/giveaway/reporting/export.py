@@ -104,9 +104,10 @@ def model_card(told: Mapping[str, Any]) -> str:
     about, predicted, judged = told["audit"], told["predicted"], told["risk_appetite"]
     title = f" ({_text(about['title'], 120)})" if about["title"] else ""
     rows = shared_count(about["rows"] or 0)
-    unit = "people" if about["unit"] == "person" else "records"
+    record = "text" if about["loss"] == "tokens" else "record"
+    unit = "people" if about["unit"] == "person" else f"{record}s"
     by = f" by {_text(told['by'])}" if told["by"] else ""
-    lines = ["## Which training records does this model give away?", "", _text(told["statement"]), ""]
+    lines = [f"## Which training {record}s does this model give away?", "", _text(told["statement"]), ""]
     if told["measured"]["attack"] is not None:  # other statements end in these words
         lines += [_text(LIMITS), ""]
     if predicted["found_on_benchmarks"]:

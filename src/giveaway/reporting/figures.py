@@ -155,12 +155,13 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
     if table.meta.by_person:
         raise fail("table", "rows that are records", "people", "audit the records, by a head without groups")
     shown = min(len(trace.rows), len(table))
-    title = f"When the {shown} most exposed of {len(table):,} records were learned"
+    what = table.meta.rows_are
+    title = f"When the {shown} most exposed of {len(table):,} {what} were learned"
     figure, axes = blank(title, (8.2, 4.4), axes)
     low, middle, high = np.sqrt(np.maximum(np.array(trace.band, dtype=np.float64), 0.0)).T
     epochs = np.arange(1, trace.epochs + 1)
-    axes.fill_between(epochs, low, high, color=PALE, alpha=0.6, linewidth=0, label="80 % of all records", zorder=1)
-    axes.plot(epochs, middle, color=GREY, linewidth=1.5, label="median of all records", zorder=2)
+    axes.fill_between(epochs, low, high, color=PALE, alpha=0.6, linewidth=0, label=f"80 % of all {what}", zorder=1)
+    axes.plot(epochs, middle, color=GREY, linewidth=1.5, label=f"median of all {what}", zorder=2)
     for place, (row, losses) in enumerate(zip(trace.rows, trace.losses, strict=True)):
         roots = np.sqrt(np.array(losses, dtype=np.float64))  # None, where it did not come up, is NaN
         there, first = ~np.isnan(roots), place < len(COLOURS)

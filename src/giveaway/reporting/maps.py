@@ -59,8 +59,12 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
         columns["class"] = [shown_text(name, 40) for name in table["class"][rows].tolist()]
     hidden = 0
     if axes is not None:
+        scale = "linear" if table.meta.loss == "tokens" else "log"  # what texts gain may be below 0
         for side, name in zip("xy", axes, strict=True):
             values = table[name][rows]
+            if scale == "linear":
+                columns[side] = values.astype(np.float32)
+                continue
             least = axis_from(values)
             floor = least / 2 if np.isfinite(least) else 1e-12
             hidden += int((values < least).sum())
@@ -73,7 +77,7 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
     plots = []
     if axes is not None:
         words = {"loss": "loss in the audited model", "leverage": "leverage", "left_out": "left_out"}
-        plots.append(_plot(source, "x", "y", f"Loss and {axes[1]}", [words[name] for name in axes], "log"))
+        plots.append(_plot(source, "x", "y", f"Loss and {axes[1]}", [words[name] for name in axes], scale))
     if features is not None:
         method = features.method
         method += "" if features.explained is None else f", {100 * features.explained:.0f} % of their variance"
@@ -131,7 +135,7 @@ def _plot(source: Any, x: str, y: str, title: str, labels: list[str], kind: Any)
     hover += [("class", "@class")] if "class" in source.data else []
     plot.add_tools(HoverTool(tooltips=hover, renderers=[points]))
     plot.xaxis.axis_label, plot.yaxis.axis_label = labels
-    if kind == "linear":
+    if not any(labels):
         plot.axis.major_label_text_font_size = "0px"
         plot.axis.major_tick_line_color = plot.axis.minor_tick_line_color = None
     return plot

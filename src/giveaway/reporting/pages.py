@@ -132,6 +132,7 @@ def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -
     told = answers(table, measured, found["access"], None if found["no_spread"] else groups, shared=True)
     versions = ", ".join(f"{name} {version}" for name, version in (found["versions"] or {}).items())
     shown = {"rows": shared_count(len(table)), "unit": table.meta.rows_are, "answers": told, "versions": versions}
+    shown["record"] = table.meta.record
     return {
         "summary.json": json.dumps(found, indent=2, allow_nan=False) + "\n",
         "summary.html": page("summary.html", found=found, agreement=agreement, least=LEAST, **shown),

@@ -52,6 +52,23 @@ MEANINGS = {
     "found_exposed": "flagged as exposed by the test of every record; not judged: too few models with or without it",
 }
 
+OF_TEXTS = {
+    "tokens": "how many tokens, about words, it has of which the model's prediction counts",
+    "copies": "how many other texts have the same tokens",
+    "shared": "the share of its tokens that follow two or more tokens which stand before them in another text too",
+    "longest_run": "the most tokens in a row that the model gives back, each after those before it",
+    "longest_run_before": "the same of the model before fine-tuning: what it gave back then was not learned here",
+    "continues": "whether the model gives back what follows the beginning, word for word",
+    "left_out": "how much more likely the model makes a token of it than the other texts do, in nats",
+    "loss": "its mean loss of a token in the audited model",
+    "min_k": "the mean loss of the hardest fifth of its tokens (Min-K %)",
+    "min_k_plus": "the same, against what the model itself expects there (Min-K %++)",
+    "zlib_ratio": "its loss over the bytes that zlib packs it into",
+    "base_gap": "the mean loss of a token before fine-tuning minus that after",
+    "error_gap": "where the model's first guess is wrong: the share of what fine-tuning moved that went to its tokens",
+    "records": "how many texts the person has",
+}
+
 
 def render(
     table: ScoreTable,
@@ -78,7 +95,8 @@ def render(
         "report.html",
         table=table,
         unit=meta.rows_are,
-        one=meta.unit,
+        one=meta.row_is,
+        record=meta.record,
         by=table.ranking(),
         answers=answers(table, measured, chosen, None if groups.note else compared),
         first=FIRST,
@@ -110,7 +128,7 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
         more["expected_effect"] = measured.expected[rows]
     values["why"] = np.array(why(table, rows, nearest=False, contents=True), dtype=object)
     more |= {name: known[name][rows] for name in sorted(known) if name not in values}  # a stored table has others
-    meanings = {**MEANINGS}
+    meanings = {**MEANINGS, **(OF_TEXTS if table.meta.loss == "tokens" else {})}
     for depth in table.meta.depths or ():
         through = f"; through {layers_of(depth)} of the network"
         meanings |= {name + suffix(depth): meaning + through for name, meaning in MEANINGS.items()}
@@ -122,10 +140,12 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
         }
         for name, column in values.items()
     ]
-    records: list[str] = []
-    if (shown := extras.contents) is not None:
+    records: list[Any] = [] if table.own_terms is None else table.own_terms.words(rows)
+    heated = any(records)
+    if (shown := extras.contents) is not None and not heated:
         held = dict(zip(shown.rows.tolist(), shown.held, strict=True))
         records = [held.get(int(row), "") for row in rows]
+        records = records if shown.pictures else [[(text, 0)] for text in records]
     lines = zip(*(column.tolist() for column in more.values()), strict=True)
     names = [shown_text(name.removeprefix(SUBGROUP), 80) for name in more]
     return {
@@ -134,8 +154,9 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
         "more": [" · ".join(f"{name} {_cell(v)[0]}" for name, v in zip(names, line, strict=True)) for line in lines],
         "meanings": [(name, meanings[name]) for name in (*values, *more) if name in meanings],
         "numbers": rows.tolist(),
-        "records": records,
-        "pictures": extras.contents is not None and extras.contents.pictures,
+        "records": records if any(records) else [],
+        "heated": heated,
+        "pictures": not heated and extras.contents is not None and extras.contents.pictures,
     }
 
 

@@ -18,7 +18,13 @@ ACCESS = {
     "probabilities": "the model's output probabilities for it",
     "weights": "the model's weights",
 }
-OF_VALUES = {"probabilities": "the model's prediction for it"}  # a regression has no probabilities
+OF_LOSS = {  # a regression has no probabilities, and a language model no labels
+    "squared": {"probabilities": "the model's prediction for it"},
+    "tokens": {
+        "labels": "the text that the model writes",
+        "probabilities": "the probabilities that the model gives to its words",
+    },
+}
 ABOUT_ACCESS = {
     "labels": "Scores use the outputs behind the labels, which reveal more: nothing was estimated for labels alone, "
     "and the order may differ.",
@@ -114,10 +120,10 @@ def found_elsewhere(table: ScoreTable) -> str:
 
 
 def kind_of(meta: Meta) -> str:
-    """Name the kind of the audited model: forest, boosted, linear or network; empty where that is not known."""
+    """Name the kind of the audited model: forest, boosted, linear, network or language; empty if not known."""
     model = meta.model or ""
     if meta.loss == "tokens":
-        return "network"
+        return "language"
     if meta.fusion is not None and "out_of_bag" in meta.fusion.weights:
         return "forest"
     if meta.optimum is None:
@@ -145,7 +151,9 @@ def _benchmark(meta: Meta) -> str:
 def standing(table: ScoreTable, measured: StoredValidation | None, access: str) -> list[tuple[str, list[str]]]:
     """Say what was measured, what is predicted and what is assumed."""
     meta = table.meta
-    found = ["No attack. Only the model's own outputs and losses on its training records."]
+    found = [f"No attack. Only the model's own outputs and losses on its training {meta.record}s."]
+    if meta.continuation is not None:
+        found.append("Which texts it gives back word for word when asked to go on after their beginning.")
     if measured is not None:
         auc, low, high = measured.stated["lira"]["auc"]
         found = [
@@ -154,7 +162,8 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
             "training recipe, not about this one model.",
         ]
     predicted = [f"The order of the {meta.rows_are}, by {table.ranking()}: an estimate without retraining."]
-    attacker = f"An attacker who holds the record, with its target, and has {access_words(table, access)}."
+    target = "" if meta.loss == "tokens" else ", with its target,"
+    attacker = f"An attacker who holds the {meta.record}{target} and has {access_words(table, access)}."
     assumed = [attacker, ABOUT_ACCESS[access]]
     if meta.optimum is not None and meta.assumes_optimum:
         assumed.append("A last layer at the optimum of its training objective.")
@@ -217,18 +226,34 @@ def cautions(meta: Meta, told: Callable[[int], str], repeated: float = 0.0) -> l
         said += [UNTRAINED] if view.memorized < LEAST_MEMORIZED else []
         said += [BLIND] if view.left_out_error >= 1.0 else []
     if repeats is not None and repeats.exact + repeats.near > repeated * (meta.records or 0):
+        near = f" and at least {told(repeats.near)} more a near copy" if repeats.near else ""
         said.append(
-            f"{told(repeats.exact)} records have an exact copy and at least {told(repeats.near)} more a near copy. "
-            "Repeated records rank too low: pass groups to rank people instead of rows."
+            f"{told(repeats.exact)} {meta.record}s have an exact copy{near}. Repeated {meta.record}s rank "
+            "too low: pass groups to rank people instead of rows."
         )
     return said
+
+
+def about_continuation(meta: Meta, told: Callable[[int], str]) -> list[str]:
+    """Say how many texts a language model gives back word for word; nothing where none is long enough."""
+    if (asked := meta.continuation) is None:
+        return []
+    some = "none" if not asked.continued else told(asked.continued)
+    long = f"{told(asked.texts)} texts of {asked.prefix + asked.tokens} tokens or more"
+    said = f"Asked to go on after the first {asked.prefix} tokens of a text, the model gives back the next "
+    said += f"{asked.tokens} word for word for {some} of {long} (measured)."
+    if asked.continued and asked.before is not None:
+        before = "None of them did so" if not asked.before else f"For {told(asked.before)} of them it did so"
+        said += f" {before} before fine-tuning{': those were not learned here' if asked.before else ''}."
+    return [said]
 
 
 def _about_optimum(meta: Meta) -> list[str]:
     if meta.optimum is None:
         trees = meta.fusion is not None and "out_of_bag" in meta.fusion.weights
         but = " but which records each of its trees saw" if trees else ""
-        return [f"A black box: nothing inside the model was used{but}."] if meta.of_model else []
+        black_box = meta.of_model and meta.loss != "tokens"
+        return [f"A black box: nothing inside the model was used{but}."] if black_box else []
     relative = meta.optimum.relative_gradient
     if relative is None:
         return ["It is not known how far the head is from its optimum: its weights were not given."]
@@ -272,21 +297,23 @@ def _about_view(meta: Meta) -> list[str]:
 
 def _about_fusion(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
     """Say which views `fused` asked, with what weight, and what that rests on."""
-    fusion, trace = table.meta.fusion, table.meta.trace
+    fusion, trace, what = table.meta.fusion, table.meta.trace, f"{table.meta.record}s"
     if fusion is None:
         return []
     said = []
     ordered = sorted(fusion.weights.items(), key=lambda item: -item[1])
     if "fused" in table.scores and len(ordered) > 1:
-        weights = ", ".join(f"{VIEWS[name]} {weight:.2g}" for name, weight in ordered)
+        views = VIEWS | ({"left_out": "the other texts"} if table.meta.loss == "tokens" else {})
+        weights = ", ".join(f"{views.get(name, name)} {weight:.2g}" for name, weight in ordered)
         said.append(f"fused adds up what each view says, by rank, with these weights: {weights}.")
     if trace is not None:
         proof, own = trace.proof, fusion.trace_share_of_its_own
-        said.append(f"The losses of training are those of {trace.epochs} epochs, matched to these records by {proof}.")
+        said.append(f"The losses of training are those of {trace.epochs} epochs, matched to these {what} by {proof}.")
         if own is not None:
             said[-1] += f" The share of them that the finished model's loss does not repeat is {own:.2g}."
         if trace.never_seen:
-            said[-1] += f" Records that never came up: {told(trace.never_seen)}; they stand in the middle of that view."
+            never = f"{what.capitalize()} that never came up: {told(trace.never_seen)}"
+            said[-1] += f" {never}; they stand in the middle of that view."
     if fusion.relatives:
         parts = [
             f"{shown_text(name, 40)} {part['weight']:.2g} = {part['new']:.2g} new to the model × {part['natural']:.2g} "
@@ -342,4 +369,4 @@ def layers_of(depth: str) -> str:
 
 def access_words(table: ScoreTable, access: str) -> str:
     """Say what an attacker with this access has."""
-    return (OF_VALUES if table.meta.loss == "squared" else {}).get(access, ACCESS[access])
+    return OF_LOSS.get(table.meta.loss or "", {}).get(access, ACCESS[access])
