@@ -74,7 +74,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
     attributes = {"tokens": rows.lengths, "shared": rows.means((others.context >= 2).astype(np.float64)).round(3)}
     if texts.groups is not None:
         attributes["records"] = np.unique(texts.groups, return_counts=True)[1]
-    if unit == "record":
+    else:
         each = [part.tobytes() for part in np.split(texts.tokens, texts.starts[1:-1])]
         times = Counter(each)
         attributes["copies"] = np.array([times[one] - 1 for one in each])
