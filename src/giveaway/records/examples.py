@@ -86,9 +86,8 @@ def check_class_names(value: Any, m: int, loss: str) -> tuple[str, ...]:
     if loss == "squared":
         raise fail("class_names", "classes", "values (loss='squared')", "drop class_names=")
     if len(names) != count:
-        raise fail(
-            "class_names", f"{count} names, one a class", f"{len(names)}", "name them in the order of the outputs"
-        )
+        remedy = "name them in the order of the outputs"
+        raise fail("class_names", f"{count} names, one a class", f"{len(names)}", remedy)
     if len({*names, ""}) <= count or max(map(len, names)) > MOST_LETTERS:
         expected = f"different names of 1 to {MOST_LETTERS:,} letters"
         raise fail("class_names", expected, "equal, empty or longer ones", "call each class by a name of its own")
@@ -192,7 +191,7 @@ def _check_probabilities(y: torch.Tensor) -> torch.Tensor:
 
 
 class Indexed(Dataset):
-    """A data set whose items come with their row number; made by `indexed`."""
+    """The data set with each item's row number added: last in a tuple, under "row" in a dictionary."""
 
     def __init__(self, dataset: Any) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
@@ -220,6 +219,4 @@ def _with_row(item: Any, row: int) -> Any:
     return (*item, row) if isinstance(item, tuple | list) else (item, row)
 
 
-def indexed(dataset: Any) -> Indexed:
-    """Return the data set with each item's row number added: last in a tuple, under "row" in a dictionary."""
-    return Indexed(dataset)
+indexed = Indexed

@@ -25,9 +25,8 @@ def check_fields(place: str, given: Mapping[str, Any], kinds: Mapping[str, Any])
         for key in name.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         if not fits(value, kind) and (value is not None or "." in name):
-            raise fail(
-                "meta", f"another kind of {name} in {place}", f"a {type(value).__name__}", "write the audit again"
-            )
+            got = f"a {type(value).__name__}"
+            raise fail("meta", f"another kind of {name} in {place}", got, "write the audit again")
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -64,10 +64,8 @@ class RowDigests:
         return replace(self, of={kind: values[rows] for kind, values in self.of.items()})
 
     def compared(self, other: "RowDigests") -> tuple[bool, str]:
-        """Return whether it is proved that both are of the same records, and what differs, "" where nothing does.
-
-        Targets must be the same. Of inputs and features, which the other side need not tell apart, one must be.
-        """
+        """Return whether it is proved that both are of the same records, and what differs, "" where nothing does: all
+        targets must be the same, and one of inputs and features, which the other side need not tell apart."""
         if other.keyed_by != self.keyed_by:
             return False, ""
         common = [kind for kind in self.of if kind in other.of]
@@ -140,7 +138,7 @@ def _is_text(rows: Any) -> bool:
 
 def _digested(rows: Any, key: bytes) -> np.ndarray:
     """Digest every row; numbers as float32, so that the type that holds them does not matter."""
-    if not _is_text(rows) and rows.shape[1:] == (1,) and isinstance(rows, np.ndarray):
+    if isinstance(rows, np.ndarray) and not _is_text(rows) and rows.shape[1:] == (1,):
         distinct, where = np.unique(rows, return_inverse=True)
         return _hashed(distinct[:, None], key)[where.ravel()]
     count = len(rows) if isinstance(rows, list | tuple) else rows.shape[0]
@@ -149,14 +147,11 @@ def _digested(rows: Any, key: bytes) -> np.ndarray:
 
 
 def _hashed(block: Any, key: bytes) -> np.ndarray:
-    rows: Any
     if _is_text(block):
         cells = block.tolist() if isinstance(block, np.ndarray) else block
         rows = [repr(row).encode("utf-8", "surrogatepass") for row in cells]
     else:
-        held = (
-            block.toarray() if hasattr(block, "toarray") else block.cpu() if isinstance(block, torch.Tensor) else block
-        )
+        held = block.toarray() if hasattr(block, "toarray") else as_tensor("rows", block).cpu()
         octets = (np.asarray(held, dtype=np.float32) + np.float32(0)).tobytes()  # −0 is 0
         width = len(octets) // len(held)
         rows = [octets[row * width : (row + 1) * width] for row in range(len(held))]

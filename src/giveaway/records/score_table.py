@@ -162,14 +162,13 @@ class ScoreTable:
             arrays = unpacked(stored)
             if not {"meta", "ids"} <= arrays.keys():
                 raise fail("folder", f"{name}.npz of an audit", "another .npz", "name the folder given to --out")
-            scores, attributes = (
+            scores, attributes, terms = (
                 {key.removeprefix(kind): values for key, values in arrays.items() if key.startswith(kind)}
-                for kind in ("score:", "attribute:")
+                for kind in ("score:", "attribute:", "own:")
             )
             if any(values.dtype.kind not in "fiubU" for values in attributes.values()):
                 raise ValueError("other columns")
             meta = Meta.from_json(parse_json(str(arrays["meta"])))
-            terms = {key.removeprefix("own:"): part for key, part in arrays.items() if key.startswith("own:")}
             digests = RowDigests.load(place, f"{name}-digests.npz")
             return cls(scores, arrays["ids"], meta, attributes, digests, OwnTerms(**terms) if terms else None)
 
@@ -187,18 +186,14 @@ class ScoreTable:
         """Return what a notebook shows: the first rows, every text escaped."""
         head, *body = zip(*self._shown(), strict=True)
         rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}, the most exposed first"
-        return "\n".join(
-            [
-                '<table class="tex2jax_ignore mathjax_ignore">',  # a notebook reads $…$ in an id as a formula
-                f"<caption>{rows}; to_pandas() has all {len(self.scores)} scores. {CAVEAT}</caption>",
-                "<thead>" + _html_row(head, "th") + "</thead>",
-                "<tbody>",
-                *(_html_row(line, "td") for line in body),
-                *(f'<tr><td colspan="{len(head)}">{more}</td></tr>' for more in self._more()),
-                "</tbody>",
-                "</table>",
-            ]
-        )
+        lines = [
+            '<table class="tex2jax_ignore mathjax_ignore">',  # a notebook reads $…$ in an id as a formula
+            f"<caption>{rows}; to_pandas() has all {len(self.scores)} scores. {CAVEAT}</caption>",
+            f"<thead>{_html_row(head, 'th')}</thead>\n<tbody>",
+            *(_html_row(line, "td") for line in body),
+            *(f'<tr><td colspan="{len(head)}">{more}</td></tr>' for more in self._more()),
+        ]
+        return "\n".join([*lines, "</tbody>\n</table>"])
 
     def _shown(self) -> list[list[str]]:
         """Return the most exposed rows as one list a column, its name first: rank, id, class, score and why."""

@@ -104,24 +104,19 @@ class Signals:
             yield slice(start, min(start + size, self.records))
 
     def statistic(self, which: slice | np.ndarray = slice(None)) -> np.ndarray:
-        """Return the statistic of LiRA, (M, n, Q), high for a member: φ, or minus the log of the squared error.
-
-        φ of probabilities is log(p_y + step/2) − log(1 − p_y + step/2), which for v of k votes is
-        log((v + ½) / (k − v + ½)): a vote of all or of none says that the next one is unlikely, not impossible.
-        """
-        values = np.asarray(self.values[:, which], dtype=np.float64)
+        """Return the statistic of LiRA, (M, n, Q), high for a member: φ, or minus the log of the squared error. φ of
+        probabilities is log(p_y + step/2) − log(1 − p_y + step/2): of v of k votes log((v + ½) / (k − v + ½))."""
+        values = np.array(self.values[:, which], dtype=np.float64)
         if self.kind == "phi":
             return values
         if self.kind == "squared_error":
             return -np.log(np.maximum(values, SMALLEST_ERROR))
         assert self.labels is not None
-        own, others = _at(values, self.labels[which]), values.copy()
-        empty = 0.0 if self.kind == "probabilities" else -np.inf
-        np.put_along_axis(others, _places(values, self.labels[which]), empty, axis=-1)
+        own = _taken_out(values, self.labels[which], 0.0 if self.kind == "probabilities" else -np.inf)
         if self.kind == "logits":
-            return own - logsumexp(others, axis=-1)
+            return own - logsumexp(values, axis=-1)
         half = 0.5 * (self.step or 0.0)
-        return np.log(own + half) - np.log(others.sum(axis=-1) + half)
+        return np.log(own + half) - np.log(values.sum(axis=-1) + half)
 
     def _found_step(self) -> float:
         """Return the step of probabilities, the median over models: 1 for labels, 0 where none is 0 or 1."""
@@ -129,9 +124,7 @@ class Signals:
         steps, certain = [], False
         for model in range(self.models):
             values = np.array(self.values[model : model + 1], dtype=np.float64)
-            own = _at(values, self.labels)
-            np.put_along_axis(values, _places(values, self.labels), 0.0, axis=-1)
-            smaller = np.minimum(own, values.sum(axis=-1))
+            smaller = np.minimum(_taken_out(values, self.labels, 0.0), values.sum(axis=-1))
             positive = smaller[smaller > 0]
             certain |= positive.size < smaller.size
             steps.append(np.quantile(positive, 0.01, method="lower") if positive.size else 1.0)
@@ -148,7 +141,7 @@ class Signals:
             raise fail("signals", "signals of classes", "squared errors", "use an attack that takes them, as lira")
         assert self.labels is not None
         p = softmax(values / temperature, axis=-1) if self.kind == "logits" else values
-        return _at(p, self.labels[which])
+        return np.take_along_axis(p, _places(p, self.labels[which]), axis=-1)[..., 0]
 
     def distribution(self, which: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Return the probabilities of all classes, (M, n, Q, C) in float64."""
@@ -184,10 +177,8 @@ class Signals:
         place = SignalsFolder(folder)
         try:
             stored = place.read() if place.marked else {}
-            arrays: dict[str, Any] = {
-                name: np.load(place.verified(f"{name}.npy"), mmap_mode="r", allow_pickle=False)
-                for name in stored["arrays"]
-            }
+            files = {name: place.verified(f"{name}.npy") for name in stored["arrays"]}
+            arrays: Any = {name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items()}
             digests = None
             if "digests" in stored:
                 columns = np.load(place.verified(DIGESTS), allow_pickle=False)
@@ -240,6 +231,9 @@ def _places(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.broadcast_to(labels[None, :, None, None], (*values.shape[:3], 1))
 
 
-def _at(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return values[m, i, q, labels[i]]."""
-    return np.take_along_axis(values, _places(values, labels), axis=-1)[..., 0]
+def _taken_out(values: np.ndarray, labels: np.ndarray, empty: float) -> np.ndarray:
+    """Return values[m, i, q, labels[i]], and put `empty` in their place."""
+    places = _places(values, labels)
+    own = np.take_along_axis(values, places, axis=-1)[..., 0]
+    np.put_along_axis(values, places, empty, axis=-1)
+    return own

@@ -35,10 +35,8 @@ def _relatives(value: Any, n: int, m: int, loss: str) -> dict[str, Rows] | None:
     for name, array in given.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise fail("relatives", "variants named by a plain word", repr(name), "call it mirror, shift, or the like")
-        argument = "relatives" if name == ALONE else f"relatives[{name!r}]"
-        outputs[name] = _outputs(
-            argument, array, (n, m), f"({n}, {m}), the outputs on that variant of every record", loss
-        )
+        argument, meaning = f"relatives[{name!r}]", f"({n}, {m}), the outputs on that variant of every record"
+        outputs[name] = _outputs(ALONE if name == ALONE else argument, array, (n, m), meaning, loss)
     return outputs or None
 
 
