@@ -159,12 +159,12 @@ def test_compare_tells_rows_and_writes_ids(folder, tmp_path):
     expected = changes(ScoreTable.load(folder), ScoreTable.load(later))
     out = told("compare", folder, later, "--top", 3, "--out", tmp_path / "changes.csv")
     first = expected.rose_most(1)[0]
-    assert f"| {expected.rows_before[first]} | {expected.rows_after[first]} |" in out
+    assert f"| {expected.table['row_before'][first]} | {expected.table['row_after'][first]} |" in out
     assert out.count("| not known |") == 3
     assert "ranks, not amounts" in out
     assert "cannot tell noise from change" in out
     rows = rows_of(tmp_path / "changes.csv")
-    assert [float(row["rise"]) for row in rows] == expected.rise.tolist()
+    assert [float(row["rise"]) for row in rows] == expected.table["rise"].tolist()
     assert rows[5]["id"].startswith(f"'={SECRET}")
 
 

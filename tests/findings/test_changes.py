@@ -28,12 +28,12 @@ def test_rows_are_matched_by_id_whatever_their_order():
     before = table([1.0, 2.0, 3.0, 4.0], ["a", "b", "c", "gone"])
     after = table([9.0, 3.0, 2.0, 1.0], ["new", "a", "c", "b"])
     found = changes(before, after)
-    assert found.ids.tolist() == ["a", "c", "b"]
-    assert found.rows_before.tolist() == [0, 2, 1]
-    assert found.rows_after.tolist() == [1, 2, 3]
-    assert found.before.tolist() == [0.125, 0.625, 0.375]
-    assert found.after.tolist() == [0.625, 0.375, 0.125]
-    assert found.rise.tolist() == [0.5, -0.25, -0.25]
+    assert found.table.ids.tolist() == ["a", "c", "b"]
+    assert found.table["row_before"].tolist() == [0, 2, 1]
+    assert found.table["row_after"].tolist() == [1, 2, 3]
+    assert found.table["percentile_before"].tolist() == [0.125, 0.625, 0.375]
+    assert found.table["percentile_after"].tolist() == [0.625, 0.375, 0.125]
+    assert found.table["rise"].tolist() == [0.5, -0.25, -0.25]
     assert found.to_json()["rows"] == {"before": 4, "after": 4, "in_both": 3, "only_before": 1, "only_after": 1}
     assert found.spearman == pytest.approx(spearmanr([1, 3, 2], [3, 2, 1]).statistic)
     assert found.rose_most(5).tolist() == [0]  # who did not rise is not named
@@ -154,7 +154,7 @@ def test_what_is_told_names_rows_and_no_ids():
 
 def test_the_restricted_table_has_ids_that_start_no_formula(tmp_path):
     ids = ["=1+1", "b", "c"]
-    changes(table([1.0, 2.0, 3.0], ids), table([3.0, 2.0, 1.0], ids)).to_table().to_csv(tmp_path / "changes.csv")
+    changes(table([1.0, 2.0, 3.0], ids), table([3.0, 2.0, 1.0], ids)).table.to_csv(tmp_path / "changes.csv")
     rows = list(csv.DictReader((tmp_path / "changes.csv").open(encoding="utf-8")))
     assert [row["id"] for row in rows] == ["'=1+1", "b", "c"]
     assert [float(row["rise"]) for row in rows] == pytest.approx([2 / 3, 0, -2 / 3])

@@ -96,7 +96,7 @@ def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None,
     later = main_table(after)
     change = changes(main_table(before), later, retrains=[main_table(folder) for folder in retrains])
     told, lines = change.to_json(top) if as_json else None, [change.to_markdown(top)]
-    _finish(later, change.to_table(), out, "changes.csv", told, lines)
+    _finish(later, change.table, out, "changes.csv", told, lines)
 
 
 @click.command()

@@ -37,32 +37,29 @@ ONE_PAIR = (
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """The ranks, in two audits, of the rows that both hold, as percentiles: the share of rows that rank lower. `beyond`
-    marks the rises that `retrains` models of the earlier recipe do not explain; it is None without them."""
+    """The ranks, in two audits, of the rows that both hold. `table` names them, so that it is restricted: the row in
+    each, its percentile (the share of rows that rank lower), the rise, and, beside `retrains` models of the earlier
+    recipe, whether it is beyond what they explain."""
 
-    ids: np.ndarray
-    rows_before: np.ndarray
-    rows_after: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
+    table: ScoreTable
     sizes: tuple[int, int]
     unit: str
     ranked_by: str
     spearman: float
     in_common: dict[float, float | None]  # share of the top rows in common, by the size of the top; None: no row
     predicted: tuple[float, float] | None
-    beyond: np.ndarray | None
     retrains: int
 
     @property
-    def rise(self) -> np.ndarray:
-        return self.after - self.before
+    def beyond(self) -> np.ndarray | None:
+        """Whether each row rose beyond the noise of retrains; None where there are none."""
+        return self.table.attributes.get("beyond_noise")
 
     def rose_most(self, k: int) -> np.ndarray:
         """Return the positions of the k largest rises, those beyond noise first where that is known."""
-        first = np.zeros(len(self.ids), dtype=bool) if self.beyond is None else self.beyond
-        order = np.lexsort((-self.rise, ~first))
-        return order[self.rise[order] > 0][:k]
+        rise, first = self.table["rise"], np.zeros(len(self.table), dtype=bool) if self.beyond is None else self.beyond
+        order = np.lexsort((-rise, ~first))
+        return order[rise[order] > 0][:k]
 
     def statement(self) -> str:
         if self.beyond is None:
@@ -75,18 +72,16 @@ class Changes:
 
     def to_json(self, top: int = 10) -> dict[str, Any]:
         """Return counts and row numbers; no ids."""
-        (before, after), both = self.sizes, len(self.ids)
+        (before, after), both = self.sizes, len(self.table)
         rows = {"before": before, "after": after, "in_both": both}
         predicted, noise, rose = None, None, self.rose_most(top)
         if self.predicted is not None:
             predicted = dict(zip(("before", "after"), np.round(self.predicted, 6).tolist(), strict=True))
-        beyond = [None] * len(rose)
+        names = ("row_before", "row_after", "percentile_before", "percentile_after")
+        told = {name: self.table[name][rose].round(6).tolist() for name in names} | {"beyond_noise": [None] * len(rose)}
         if self.beyond is not None:
             noise = {"retrains": self.retrains, "false_discovery_rate": FALSE_DISCOVERY}
-            noise["rows_beyond"], beyond = int(self.beyond.sum()), self.beyond[rose].tolist()
-        told = {"row_before": self.rows_before[rose].tolist(), "row_after": self.rows_after[rose].tolist()}
-        told |= {f"percentile_{when}": getattr(self, when)[rose].round(6).tolist() for when in ("before", "after")}
-        told["beyond_noise"] = beyond
+            noise["rows_beyond"], told["beyond_noise"] = int(self.beyond.sum()), self.beyond[rose].tolist()
         return {
             "schema": "giveaway.changes/1",
             "unit": self.unit,
@@ -123,14 +118,6 @@ class Changes:
         ]
         return "\n".join([*lines, "", self.statement()]) + "\n"
 
-    def to_table(self) -> ScoreTable:
-        """Return every matched row with its id, for a restricted file."""
-        attributes = {"row_before": self.rows_before, "row_after": self.rows_after}
-        if self.beyond is not None:
-            attributes["beyond_noise"] = self.beyond
-        columns = {"percentile_before": self.before, "percentile_after": self.after, "rise": self.rise}
-        return ScoreTable(columns, self.ids, attributes=attributes)
-
 
 def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTable] = ()) -> Changes:
     """Compare two audits of the same records, whose models may differ in anything. `retrains` are audits of at least
@@ -156,24 +143,22 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
     order = np.argsort(rows_after)
     ids, rows_before, rows_after = ids[order], rows_before[order], rows_after[order]
     old, new = before[by][rows_before], after[by][rows_after]
-    places_after = percentiles(after)[rows_after]
+    was, now = percentiles(before)[rows_before], percentiles(after)[rows_after]
+    scores = {"percentile_before": was, "percentile_after": now, "rise": now - was}
+    attributes = {"row_before": rows_before, "row_after": rows_after}
+    attributes |= {"beyond_noise": _beyond(ids, now, retrains)} if retrains else {}
     predicted = None
     have = all("predicted_success" in table.scores for table in (before, after))
     if have and before.meta.predicted_by == after.meta.predicted_by:
         predicted = float(before["predicted_success"].mean()), float(after["predicted_success"].mean())
     return Changes(
-        ids=ids,
-        rows_before=rows_before,
-        rows_after=rows_after,
-        before=percentiles(before)[rows_before],
-        after=places_after,
+        table=ScoreTable(scores, ids, attributes=attributes),
         sizes=(len(before), len(after)),
         unit=unit,
         ranked_by=by,
         spearman=spearman(old, new),
         in_common={share: recall_at(new, old, share, share) if round(len(ids) * share) else None for share in TOPS},
         predicted=predicted,
-        beyond=_beyond(ids, places_after, retrains) if retrains else None,
         retrains=len(retrains),
     )
 
