@@ -8,11 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from giveaway.checks import as_tensor, check_whole, fail
-from giveaway.extract.reader import why_order_is_unknown
-from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, unwrapped
+from giveaway.extract.language_model_checks import (
+    check_dataset,
+    check_lengths,
+    check_limit,
+    check_names_of,
+    check_said,
+    check_tokens,
+    check_widths,
+    checked_models,
+    unknown_row,
+)
+from giveaway.extract.torch_model import accepted, device_of, evaluation_mode
 from giveaway.records.texts import Texts
 from giveaway.text import progress_of
 
@@ -51,12 +61,14 @@ def from_causal_lm(
     continued : tokens of a beginning, and tokens after it that the model must give back for the audit to call a text
         continued word for word. Checking it costs nothing: the model's first choices are known from the same pass.
     """
-    plain, before = unwrapped(model), None if base is None else unwrapped(base)
+    plain, before = checked_models(model, base)
     rows = TokenRows(dataset, tokenizer, batch_size, max_length, plain)
+    check_names_of(dataset, ids, groups)
     parts = []
     with progress_of(rows.total, enabled=progress, work="texts") as on_rows:
         for batch in rows.batches():
             parts.append(_ask(plain, before, batch))
+            check_said(parts[-1][2], rows.read - len(batch.labels))
             on_rows(len(batch.labels))
     if not parts:
         raise fail("dataset", "at least 2 documents", "none", "pass the documents that the model was trained on")
@@ -68,10 +80,13 @@ def from_causal_lm(
         raise fail("dataset", "documents with a token that the loss counts", got, remedy)
     order, starts = np.argsort(document, kind="stable"), np.concatenate([[0], np.cumsum(lengths)])
     values = {name: column[order] for name, column in zip(COLUMNS, said, strict=False)}
+    if "base" in values and np.array_equal(values["base"], values["log_likelihood"]):
+        got = "the same log-likelihood of every token"
+        raise fail("base", "a model that fine-tuning changed", got, "check which weights, or adapters, were loaded")
     contents = rows.contents
     if contents is None and tokenizer is not None:
         contents = tokenizer.batch_decode(np.split(values["tokens"], starts[1:-1]))
-    vocabulary, kind = _vocabulary(plain, values["tokens"]), type(plain).__name__
+    vocabulary, kind = rows.vocabulary or int(values["tokens"].max()) + 1, type(plain).__name__
     named: Any = {"contents": contents, "words": _words(tokenizer, values["tokens"]), "ids": ids, "groups": groups}
     return Texts(starts, vocabulary=vocabulary, model=kind, continued=continued, **named, **values)
 
@@ -89,17 +104,14 @@ class TokenRows:
     holds the strings, where the rows are strings."""
 
     def __init__(self, dataset: Any, tokenizer: Any, batch_size: int, max_length: int | None, model: nn.Module) -> None:
-        remedy = "pass a list or a dataset with a length, whose order stays"
-        if isinstance(dataset, str | bytes | Mapping | IterableDataset) or not hasattr(dataset, "__len__"):
-            raise fail("dataset", "documents in a fixed order", f"a {type(dataset).__name__}", remedy)
-        if isinstance(dataset, DataLoader) and (unknown := why_order_is_unknown(dataset)) is not None:
-            raise fail("dataset", "a loader whose order is known", unknown, "say shuffle=False, or pass its dataset")
+        check_dataset(dataset)
         self._dataset, self._tokenizer, self._places = dataset, tokenizer, _places(model)
         self._encoded = is_encoder_decoder(model)
         self._size = check_whole("batch_size", batch_size, remedy="give how many rows run together")
         self._cut = None if max_length is None else check_whole("max_length", max_length, 2)
         self.total = len(dataset.dataset) if isinstance(dataset, DataLoader) else len(dataset)  # type: ignore[arg-type]
-        self.documents, self._row = 0, 0
+        self.documents, self.read = 0, 0
+        self.vocabulary, self._padding = _tokens_of(model), getattr(tokenizer, "pad_token_id", None)
         self.contents: list[str] | None = None
 
     def batches(self) -> Iterator[TokenBatch]:
@@ -109,8 +121,8 @@ class TokenRows:
                 got = "keys " + ", ".join(map(str, given))
                 raise fail("dataset", "batches with input_ids (rows, tokens)", got, "collate the rows to tensors")
             yield self._split(batch)
-        if self._row != self.total:
-            got = f"{self._row} of {self.total}"
+        if self.read != self.total:
+            got = f"{self.read} of {self.total}"
             raise fail("dataset", "every row, once", got, "leave out drop_last, and pass the whole training set")
 
     def _given(self) -> Iterator[Mapping[str, Any]]:
@@ -141,12 +153,14 @@ class TokenRows:
             self.contents = [] if self.contents is None else self.contents
             self.contents.append(text)
             row = dict(self._tokenizer(text))
+            if self._cut is None:
+                limit = getattr(self._tokenizer, "model_max_length", None)
+                check_limit(len(row["input_ids"]), limit, "the most that the tokenizer allows", number)
         if not isinstance(row, Mapping) or "input_ids" not in row:
-            got = f"a {type(row).__name__}" if not isinstance(row, Mapping) else "keys " + ", ".join(map(str, row))
-            remedy = "conversations: tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True) first"
-            raise fail("dataset", f"a string, or a dict with text or input_ids, in row {number}", got, remedy)
+            raise unknown_row(row, number)
         known = ("input_ids", "attention_mask", "labels", "position_ids", "document_ids", "token_type_ids")
         tokens = {name: as_tensor(name, row[name]).long().reshape(-1) for name in known if row.get(name) is not None}
+        check_lengths(tokens, number, self._encoded)
         if "position_ids" in tokens and "document_ids" not in tokens:
             mask = tokens.get("attention_mask", torch.ones_like(tokens["input_ids"]))
             tokens["document_ids"] = self._numbered(tokens["position_ids"], mask)
@@ -157,20 +171,19 @@ class TokenRows:
             if self.contents is not None:
                 self.contents[-1] = self._tokenizer.decode(tokens["input_ids"][: self._cut].tolist())
             return {name: values[: self._cut] for name, values in tokens.items()}
-        if self._places is not None and longest > self._places:
-            got = f"{longest} in row {number}"
-            remedy = "cut them with max_length=, as training did, or split them into documents"
-            raise fail("dataset", f"at most {self._places} tokens a row, the places that the model has", got, remedy)
+        check_limit(longest, self._places, "the places that the model has", number)
         return tokens
 
     def _split(self, batch: dict[str, torch.Tensor]) -> TokenBatch:
         tokens = batch["input_ids"]
+        masked = any(name in batch for name in ("attention_mask", "labels", "position_ids", "document_ids"))
+        check_tokens(tokens, self.vocabulary, masked, self._padding, self.read)
         mask = batch.get("attention_mask", torch.ones_like(tokens))
         labels = batch.pop("labels", tokens)
         documents = self._documents(batch, tokens, mask)
         if not self._encoded:  # where the mask is of the decoder's own tokens
             labels = torch.where((mask == 0) | (documents < 0), IGNORED, labels)
-        self._row += len(tokens)
+        self.read += len(tokens)
         self.documents = max(self.documents, int(documents.max()) + 1)
         if "position_ids" not in batch and bool((mask[:, 0] == 0).any()):
             batch["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)  # padding on the left takes no places
@@ -182,7 +195,7 @@ class TokenRows:
             return batch.pop("document_ids")
         places = batch.get("position_ids")
         if places is None:
-            return torch.where(mask != 0, torch.arange(self._row, self._row + len(tokens))[:, None], -1)
+            return torch.where(mask != 0, torch.arange(self.read, self.read + len(tokens))[:, None], -1)
         return self._numbered(places, mask)
 
     def _numbered(self, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -208,12 +221,14 @@ def _ask(model: nn.Module, base: nn.Module | None, batch: TokenBatch) -> list[to
         counted[:, 1:] = (labels[:, 1:] != IGNORED) & (documents[:, 1:] == documents[:, :-1])
     targets = labels[counted]
     where = counted if encoded else counted.roll(-1, 1)
-    said = _statistics(_logits(model, batch, encoded)[where], targets)
+    logits = _logits(model, batch, encoded)
+    said = _statistics(logits[where], targets)
     columns = [documents[counted], targets, *said]
     adapters = getattr(model, "disable_adapter", None) if base is None else None
     if base is not None or adapters is not None:
         with nullcontext() if adapters is None else adapters():
             before = _logits(base or model, batch, encoded)
+        check_widths(logits.shape[2], before.shape[2])
         columns += _statistics(before[where], targets)[::3]
     return [column.cpu() for column in columns]
 
@@ -271,9 +286,10 @@ def _places(model: nn.Module) -> int | None:
     return getattr(config, "max_position_embeddings", getattr(config, "n_positions", None))
 
 
-def _vocabulary(model: nn.Module, tokens: np.ndarray) -> int:
-    config = getattr(model, "config", None)
-    return int(getattr(config, "vocab_size", int(tokens.max()) + 1))
+def _tokens_of(model: nn.Module) -> int | None:
+    """Return how many tokens the model can take, where it says so."""
+    found = getattr(model, "get_input_embeddings", lambda: None)()
+    return getattr(found, "num_embeddings", getattr(getattr(model, "config", None), "vocab_size", None))
 
 
 def _words(tokenizer: Any, tokens: np.ndarray) -> list[str] | None:
