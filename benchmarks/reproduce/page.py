@@ -144,8 +144,40 @@ def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
         farthest = [max(kind, key=lambda each: abs(each[2])) for kind in kinds if kind]
         return {"cells": len(every), "far": len(far), "farthest": farthest}
 
+    def over_splits(told: dict[str, Any], way: str, statistic: str, of: str) -> str:
+        """Write a score's recall (or what two halves share, or the balanced accuracy) over the splits."""
+        cells = [told[f"{way}_{split}"][statistic][of] for split in range(told["splits"])]
+        if of == "balanced_accuracy":
+            return written.spread([mean(cells), stdev(cells)], 3)
+        values = [cell[recall] for cell in cells]
+        return written.spread([mean(values), stdev(values)], 1, 100)
+
+    def whole_cells(found: dict[str, Any], way: str) -> list[str]:
+        """Write a row of the table on whole networks."""
+        own, last = ([cell[recall] for cell in found[name]["targets"]] for name in (way, "last layer"))
+        reports = found[way]["report"]
+        seconds = written.duration(mean(report["seconds"] for report in reports))
+        spectrum = [
+            (report["smallest_eigenvalue"], report["largest_eigenvalue"])
+            for report in reports
+            if "smallest_eigenvalue" in report
+        ]
+        how = "–"
+        if spectrum:
+            how = f"{written.digits(min(low for low, _ in spectrum), 2)} to {written.digits(max(high for _, high in spectrum), 2)}"
+        elif "solve_error" in reports[0]:
+            how = written.fixed(max(report["solve_error"] for report in reports), 2)
+        if not own:
+            return ["not positive", how, "–", seconds]
+        shown = written.spread([mean(own), stdev(own) if len(own) > 1 else None], 1, 100)
+        more = written.gain(own, last[: len(own)])
+        less = "–" if way == "last layer" else f"{written.signed(more['mean'], 1)} ± {more['error']:.1f}"
+        return [shown, how, less, seconds]
+
     return {
         "top": top,
+        "over_splits": over_splits,
+        "whole_cells": whole_cells,
         "missing": missing,
         "cell": cell,
         "far_in_table_1": far_in_table_1,
