@@ -10,6 +10,7 @@ from giveaway.attacks.thresholds import AttackScores
 from giveaway.checks import fail
 from giveaway.evaluation.ranking import Interval, percentile_ends, recall_at
 from giveaway.records import Signals
+from giveaway.theory.tradeoff import LowerBound, epsilon_lower_bound
 
 RATES = (0.1, 0.01, 0.001, 0.0001)
 LARGEST_EFFECT = 1000.0
@@ -51,6 +52,23 @@ def _ratio(gap: np.ndarray, deviation: np.ndarray) -> np.ndarray:
 def success_rate(attack: AttackScores, *, threshold: float = 0.0) -> np.ndarray:
     """Return the share of the target models for which the attack is right about each record."""
     return ((attack.scores > threshold) == attack.members).mean(axis=0)
+
+
+def epsilon_by_record(
+    attack: AttackScores, *, delta: float, confidence: float = 0.95, threshold: float = 0.0
+) -> LowerBound:
+    """Return, record by record, the ε that this training leaks of it at the least, with the models as trials.
+
+    Models that set the attack's scores must not be among the trials: `lira(some, others)`, never `lira_within`. The
+    confidence is each record's own; for all n at once give 1 − (1 − confidence)/n.
+
+    >>> members = np.repeat([[True], [False]], 50, axis=0)
+    >>> epsilon_by_record(AttackScores("lira", np.where(members, 1.0, -1.0), members, {}), delta=0).value.round(2)
+    array([2.57])
+    """
+    says, inside = attack.scores > threshold, attack.members
+    counts = [mask.sum(axis=0) for mask in (says & inside, inside, says & ~inside, ~inside)]
+    return epsilon_lower_bound(*counts, delta=delta, confidence=confidence)
 
 
 @dataclass(frozen=True)
