@@ -15,7 +15,6 @@ from giveaway import Head
 from giveaway.auditing.store import AuditFolder
 from giveaway.checks import InputError
 from giveaway.cli import main
-from giveaway.reporting.maps import Maps
 
 # the same examples on every machine; HYPOTHESIS_PROFILE=hunt looks for new ones
 settings.register_profile("same", derandomize=True, max_examples=25, deadline=None)
@@ -69,7 +68,7 @@ def without_pictures(*, maps: bool = False) -> Iterator[None]:
     """Put empty pictures, and empty maps unless `maps`, into every page: drawing takes longer than a small audit."""
     empty = dict.fromkeys((f"{name}.figure_bytes" for name in ("picture", "validation", "trade_off")), PICTURE)
     if not maps:
-        empty |= {"report.maps": Maps("{}", "0 points"), "report.bokeh_script": ""}
+        empty |= {"report.maps": {"item": "{}", "drawn": "0 points"}, "report.bokeh_script": ""}
     with contextlib.ExitStack() as stack:
         for name, made in empty.items():
             stack.enter_context(mock.patch(f"giveaway.reporting.{name}", return_value=made))

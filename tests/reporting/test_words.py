@@ -69,11 +69,11 @@ def test_networks_on_images_have_benchmarks_of_their_own():
     assert "An L2 penalty of 0.5 in summed-loss units, as it was given." in assumed
 
 
-def test_access_is_the_audit_s_unless_it_is_named():
+def test_access_is_the_audit_s():
     table = audit(made_head("classes"))
     assert access_of(table) == "probabilities"
     told = ScoreTable(table.scores, table.ids, {"access": "weights"})
-    assert (access_of(told), access_of(told, "labels")) == ("weights", "labels")
+    assert access_of(told) == "weights"
     refused("access: expected a known name, got 'gradients'; choose from labels", access_of, table, "gradients")
     words = "access: expected probabilities or weights for a regression, got labels"
     refused(words, access_of, audit(made_head("squared")), "labels")

@@ -4,7 +4,6 @@ Callbacks do not see losses, and trainers shuffle texts, pack them, and drop col
 losses are read where the model's forward ends, and a text is known by its tokens.
 """
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import TrainerCallback
 from giveaway.checks import fail
 from giveaway.extract.language_models import IGNORED, NUMBERS_AT_ONCE, TokenRows, is_encoder_decoder
 from giveaway.records import LossTrace
+from giveaway.storage.arrays import read_arrays
 from giveaway.storage.files import write_atomically
 
 ROWS = 64  # of the dataset whose tokens are read together
@@ -36,18 +36,11 @@ class RecordTextLosses(TrainerCallback):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        dataset: Any,
-        *,
-        tokenizer: Any = None,
-        max_length: int | None = None,
-        ids: Any = None,
+        self, path: str | Path, dataset: Any, *, tokenizer: Any = None, max_length: int | None = None, ids: Any = None
     ) -> None:
         self.path, self.ids, self._given = path, ids, (dataset, tokenizer, ROWS, max_length)
         self.trace: LossTrace | None = None
         self._hook: Any = None
-        self._recorded = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **rest: Any) -> None:
         if is_encoder_decoder(model):
@@ -56,17 +49,13 @@ class RecordTextLosses(TrainerCallback):
             )
         self._close()  # of a training that was interrupted in this process
         self._texts = KnownTexts(TokenRows(*self._given, model))
-        held: Any = None
-        if state.global_step:
-            file = _checkpoint(args, state)
-            if not file.exists():
-                remedy = "resume from a checkpoint of a training with this callback, in its output_dir, or begin again"
-                raise fail("resume_from_checkpoint", "a checkpoint with losses", f"none at {file}", remedy)
-            held = dict(np.load(file, allow_pickle=False))
-        process = (args.process_index, args.world_size)
-        resume: Any = {"resume": None if held is None else int(held["epochs"]), "losses_per_epoch": sys.maxsize}
-        self.trace = LossTrace(self._texts.documents, self.path, ids=self.ids, process=process, **resume)
-        if held is not None:
+        options: Any = {"process": (args.process_index, args.world_size), "losses_per_epoch": sys.maxsize}
+        if not state.global_step:
+            self.trace = LossTrace(self._texts.documents, self.path, ids=self.ids, **options)
+        else:
+            held = read_arrays("resume_from_checkpoint", _checkpoint(args, state), "a training with this callback")
+            options["resume"] = int(held["epochs"])
+            self.trace = LossTrace(self._texts.documents, self.path, ids=self.ids, **options)
             self.trace.go_on(held)
             if float(state.epoch).is_integer():  # a checkpoint of an epoch's last step comes before its end
                 self.trace.end_epoch()
@@ -78,12 +67,12 @@ class RecordTextLosses(TrainerCallback):
             write_atomically(_checkpoint(args, state), lambda stream: np.savez(stream, allow_pickle=False, **held))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        if self.trace is not None and not self._recorded:
+        if self.trace is None:
+            return
+        if not self.trace.unfinished()["added"]:
             remedy = "train without label_smoothing_factor and compute_loss_func, and collate labels"
             raise fail("trainer", "labels in what the model is called with", "none in a whole epoch", remedy)
-        if self.trace is not None:
-            self.trace.end_epoch()
-        self._recorded = False
+        self.trace.end_epoch()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         self._close()
@@ -113,7 +102,6 @@ class RecordTextLosses(TrainerCallback):
         some = count > 0
         rows, which = self._texts.rows_of(digests[some.to(digests.device)].cpu().numpy())
         self.trace.add(torch.from_numpy(rows), (total[some] / count[some])[torch.from_numpy(which).to(total.device)])
-        self._recorded = True
 
 
 class KnownTexts:

@@ -271,6 +271,11 @@ class Meta(Section):
         return "person" if self.by_person else self.record
 
     @property
+    def nouns(self) -> dict[str, str]:
+        """What pages call the rows, one of them, and a record."""
+        return {"unit": self.rows_are, "one": self.row_is, "record": self.record}
+
+    @property
     def assumes_optimum(self) -> bool:
         """Whether the scores take the head to be at the optimum of its objective."""
         return self.options is None or self.options.more.get("converged") is not False

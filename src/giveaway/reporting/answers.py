@@ -9,23 +9,21 @@ from dataclasses import dataclass
 
 from giveaway.findings.explain import LEAST, TOP, about
 from giveaway.records import ScoreTable
+from giveaway.reporting import words
 from giveaway.reporting.validation import StoredValidation
-from giveaway.reporting.words import (
-    ABOUT_ACCESS,
-    about_continuation,
-    access_words,
-    cautions,
-    counts,
-    found_elsewhere,
-    is_estimator,
-    kind_of,
-)
+from giveaway.reporting.words import counts
 from giveaway.text import shown_text
 
 SHARES = {"few": "under 2 %", "some": "2 to 20 %", "many": "over 20 %"}  # WORDS of evaluation.exposed_share
 LIMITS = "A low rank is not evidence of safety, and this is no finding on anonymity or compliance."
 MOST_GROUPS = 3  # that an answer names
 MANY_COPIES = 0.01  # of the records: fewer are in the notes alone
+MODELS: dict[str | None, tuple[str, str]] = {  # by loss: what the model is called, and what an attacker holds
+    None: ("A model", "a record, with its label,"),
+    "classes": ("A classifier", "a record, with its label,"),
+    "squared": ("A regression model", "a record, with its true value,"),
+    "tokens": ("A language model", "a text"),
+}
 LOWER = {  # what usually lowers exposure, by kind of model
     "forest": "shallower trees or more records in a leaf (min_samples_leaf)",
     "boosted": "fewer or shallower trees, or a smaller learning rate",
@@ -71,8 +69,7 @@ def headline(table: ScoreTable, measured: StoredValidation | None, access: str, 
     known = rest if table.meta.predicted_share is None else f"{short} {rest}"
     return (
         f"Ranking only: {_rows(table, shared)}, ordered by estimated exposure to an attacker who holds the "
-        f"{table.meta.record} and "
-        f"has {access_words(table, access)}. {known} {LIMITS}"
+        f"{table.meta.record} and has {words.access_words(table, access)}. {known} {LIMITS}"
     )
 
 
@@ -85,13 +82,13 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
     """Say how many records are exposed, in short and then more: measured, predicted in words, or not known."""
     told, predicted, what = counts(shared), table.meta.predicted_share, f"{table.meta.record}s"
     nothing = f"No attack was measured on this model, so no number of exposed {what} is stated."
-    given_back = "".join(f" {words}" for words in about_continuation(table.meta, told))
+    given_back = "".join(f" {said}" for said in words.about_continuation(table.meta, told))
     if measured is None and predicted is not None:
-        words = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
+        share = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
         basis = f"how well the model knows its own {what} with how well it knows {told(predicted.held_out)} held out"
         few = " Few is not none." if "few" in predicted.words else ""
         return (
-            f"Predicted, not measured: {words} of the {what}.",
+            f"Predicted, not measured: {share} of the {what}.",
             f"{nothing} The prediction compares {basis} from training.{few}{given_back}",
         )
     if measured is None:
@@ -102,8 +99,8 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
     said = f"{models} models trained in the same way (shadow models) were attacked; {100 * count['confidence']:.3g} % "
     more = f"the test finds about {power} of the {what} with twice the exposure that counts, fewer of those with less."
     if table.meta.by_person:
-        several = "counted, not people: a person with several can be more exposed than any one of them."
-        more += f" {what.capitalize()} were {several}"
+        counted = f"{what.capitalize()} were counted, not people"
+        more += f" {counted}: a person with several can be more exposed than any one of them."
     more += given_back
     if not count["records"]:
         none = f"This does not mean that none of the {told(records)} {what} is exposed:"
@@ -122,30 +119,23 @@ def _rows(table: ScoreTable, shared: bool) -> str:
 
 def _audited(table: ScoreTable, shared: bool) -> Answer:
     meta = table.meta
-    kind = {None: "A model", "squared": "A regression model", "tokens": "A language model"}.get(
-        meta.loss, "A classifier"
-    )
-    kind += f" ({shown_text(meta.model, 60)})" if meta.model else ""
-    said = [f"{kind}, trained on {_rows(table, shared)}."]
-    said = [f"{shown_text(meta.title, 120)}.", *said] if meta.title else said
+    kind = MODELS.get(meta.loss, MODELS["classes"])[0] + (f" ({shown_text(meta.model, 60)})" if meta.model else "")
+    title = [f"{shown_text(meta.title, 120)}."] if meta.title else []
     ranked = f"Every {meta.row_is} got a rank; rank 1 looks easiest to recognize as part of the training data."
-    return Answer("What was audited?", said[0], " ".join([*said[1:], ranked]))
+    short, *rest = [*title, f"{kind}, trained on {_rows(table, shared)}.", ranked]
+    return Answer("What was audited?", short, " ".join(rest))
 
 
 def _attacker(table: ScoreTable, access: str) -> Answer:
-    held = {"squared": "a record, with its true value,", "tokens": "a text"}.get(
-        table.meta.loss or "", "a record, with its label,"
-    )
-    short = f"Someone who already holds {held} and has {access_words(table, access)}."
-    record = table.meta.record
+    held, record = MODELS.get(table.meta.loss, MODELS["classes"])[1], table.meta.record
+    short = f"Someone who already holds {held} and has {words.access_words(table, access)}."
     rest = (
         f"They could find out whether that {record} was used in training. This is harmful where being in the data "
         f"reveals something about a person, such as an illness. A {record} is called exposed if an attack gets this "
         "right more than 70 % of the time; guessing gets it right 50 % of the time."
     )
-    return Answer(
-        "Who could exploit it?", short, rest if access == "probabilities" else f"{rest} {ABOUT_ACCESS[access]}"
-    )
+    rest += "" if access == "probabilities" else f" {words.ABOUT_ACCESS[access]}"
+    return Answer("Who could exploit it?", short, rest)
 
 
 def _whose(table: ScoreTable, groups: Groups | None, shared: bool) -> tuple[str, str]:
@@ -177,7 +167,7 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
     """Name the actions that fit what was measured, the kind of model, and the data."""
     meta, question = table.meta, "What to do?"
     whom = "The commands are for whoever trained the model; FOLDER is the folder of this audit."
-    training = "" if is_estimator(meta) else " --train module:function"
+    training = "" if words.is_estimator(meta) else " --train module:function"
     harm = f", and the groups that stand out would lose the most {meta.record}s" if uneven else ""
     wrong = "private" if meta.loss == "tokens" else "mislabelled"
     look = (
@@ -188,8 +178,8 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
     )
     lower = (
         "Change how the model is trained.",
-        f"What usually helps: {LOWER[kind_of(meta)]}. This command tries such changes, and measures what each costs in "
-        "accuracy and how much less an attack then finds:",
+        f"What usually helps: {LOWER[words.kind_of(meta)]}. This command tries such changes, and measures what each "
+        "costs in accuracy and how much less an attack then finds:",
         f"giveaway mitigate FOLDER{training}",
     )
     if measured is None:
@@ -207,7 +197,7 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
 
 def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool) -> Answer:
     told = counts(shared)
-    said = ["No attack was run: the order is an estimate from the trained model alone.", found_elsewhere(table)]
+    said = ["No attack was run: the order is an estimate from the trained model alone.", words.found_elsewhere(table)]
     if measured is not None and not measured.stated["at_least_exposed"]["records"]:
         said = ["The attack was run on too few models to tell how many are exposed; the order is an estimate."]
     elif measured is not None:
@@ -220,9 +210,6 @@ def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool
             f"expected to be wrong; a {table.meta.record} without a flag may still be exposed.",
         ]
     elif table.meta.predicted_share is not None:
-        said.append(
-            "Such predictions were right for 95 % of 92 kinds of models, each on a data set that was left out when the "
-            "rule was made."
-        )
-    said += [*cautions(table.meta, told, MANY_COPIES), LIMITS]
+        said.append("Such predictions were right for 95 % of 92 kinds of models, each on data that the rule never saw.")
+    said += [*words.cautions(table.meta, told, MANY_COPIES), LIMITS]
     return Answer("How sure is this?", "This does not prove safety.", " ".join(filter(None, said)))

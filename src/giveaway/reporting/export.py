@@ -18,7 +18,7 @@ from giveaway.findings.gate import Rules, Verdict, judge
 from giveaway.records.meta import Provenance
 from giveaway.reporting.answers import LIMITS, at_least
 from giveaway.reporting.folder import audited_table
-from giveaway.reporting.pages import coarse, summary, summary_pages
+from giveaway.reporting.pages import coarse, page, summary, summary_pages
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import shared_count
 from giveaway.text import shown_text
@@ -30,8 +30,6 @@ NO_DIGESTS = (
     "because it can confirm a guess at a record; nor is that of the weights, unless the attacker has them."
 )
 COUNTED = ("confidence", "false_discovery_rate", "effect_size_above", "power_at_twice_that")
-COLUMNS = "times an even share | by chance in 95 %"
-SPECIAL = re.compile(r"([\\`*_{}\[\]#!])|[<>|~$&@]|:(?=/)|(?<=www)\.", re.IGNORECASE)  # an address would be a link
 NOT_IN_NAMES = re.compile(r"[^\w.\- /]")  # of metrics in MLflow
 
 
@@ -100,58 +98,12 @@ def json_record(told: Mapping[str, Any]) -> str:
 
 
 def model_card(told: Mapping[str, Any]) -> str:
-    """Write a record as a section of a model card, in Markdown; no line begins with a text of others."""
-    about, predicted, judged = told["audit"], told["predicted"], told["risk_appetite"]
-    title = f" ({_text(about['title'], 120)})" if about["title"] else ""
-    rows = shared_count(about["rows"] or 0)
-    record = "text" if about["loss"] == "tokens" else "record"
-    unit = "people" if about["unit"] == "person" else f"{record}s"
-    by = f" by {_text(told['by'])}" if told["by"] else ""
-    lines = [f"## Which training {record}s does this model give away?", "", _text(told["statement"]), ""]
-    if told["measured"]["attack"] is not None:  # other statements end in these words
-        lines += [_text(LIMITS), ""]
-    if predicted["found_on_benchmarks"]:
-        lines += [_text(predicted["found_on_benchmarks"]), ""]
-    names = {"measured": "Measured", "predicted": "Predicted, not measured", "assumed": "Assumed"}
-    parts = {heading: told[name]["words"] for name, heading in names.items()} | {"Notes": told["notes"]}
-    for heading, sentences in parts.items():
-        if sentences:
-            lines += [f"### {heading}", "", *(f"- {_text(sentence)}" for sentence in sentences), ""]
-    for spread in predicted["spread_over"]:
-        lines += [
-            f"### The most exposed, by {_text(spread['kind'], 80)}",
-            "",
-            f"| group | {unit} | {COLUMNS} |",
-        ]
-        lines += ["|---|---|---|---|", *map(_line, spread["groups"]), ""]
-    if judged is not None:
-        lines += ["### Rules", "", f"Judged on {judged['date']}: {judged['state']}. {judged['note']}", ""]
-        lines += [f"- {rule['state']}: {_text(rule['name'])}{_waiver(rule)}" for rule in judged["rules"]] + [""]
-    version = (told["provenance"]["versions"] or {}).get("giveaway", VERSION)
-    number = f", audit number {_text(about['number'])}" if about["number"] else ""
-    where = f"giveaway {_text(version)}{number}"
-    return "\n".join([*lines, f"Audit of {rows} {unit}{title} on {about['date']}{by}, {where}.", ""])
-
-
-def _text(value: object, most: int = 4_000) -> str:
-    """Write a text of others, or of ours, so that Markdown and HTML take nothing in it for theirs."""
-    # not every reader of Markdown takes a backslash before the others
-    return SPECIAL.sub(lambda m: f"\\{m[0]}" if m[1] else f"&#{ord(m[0])};", shown_text(value, most))
-
-
-def _line(group: Mapping[str, Any]) -> str:
-    told, chance = "withheld", "–"
-    if group["among_the_most_exposed"] is not None:
-        told = f"{group['times_an_even_share']:.2f} ×"
-        chance = f"{group['by_chance_from']:.2f} to {group['by_chance_to']:.2f}"
-    return f"| {_text(group['name'], 80)} | about {group['rows']:,} | {told} | {chance} |"
-
-
-def _waiver(rule: Mapping[str, Any]) -> str:
-    if (waiver := rule["waiver"]) is None:
-        return ""
-    until = "expired on" if waiver["expired"] else "until"
-    return f" (waiver of {_text(waiver['owner'])}, {until} {waiver['expires']}: {_text(waiver['reason'])})"
+    """Write a record as a section of a model card, in Markdown."""
+    record = "text" if told["audit"]["loss"] == "tokens" else "record"
+    unit = "people" if told["audit"]["unit"] == "person" else f"{record}s"
+    rows, versions = shared_count(told["audit"]["rows"] or 0), told["provenance"]["versions"] or {}
+    version = versions.get("giveaway", VERSION)
+    return page("model_card.md", told=told, record=record, unit=unit, rows=rows, version=version) + "\n"
 
 
 def metrics(told: Mapping[str, Any]) -> dict[str, float]:

@@ -130,8 +130,8 @@ def described(
         if table.meta.by_person and head is not None and len(values) == head.n:
             values = _of_people(values, head)
         attributes[f"{SUBGROUP}{name}"] = values
-    access = check_access(access or "probabilities", table.meta.loss)
-    meta = replace(table.meta, access=access, title=title or table.meta.title, provenance=origin)
+    access, title = check_access(access, table.meta.loss), title or table.meta.title
+    meta = replace(table.meta, access=access, title=title, provenance=origin)
     terms = table.own_terms if show_records or table.own_terms is None else table.own_terms.withheld()
     return replace(table, attributes=attributes, meta=meta, own_terms=terms)
 

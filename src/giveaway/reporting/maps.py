@@ -5,7 +5,6 @@ the table: what is selected in a map is listed there.
 """
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,16 +26,9 @@ FRAME: Any = {"tools": "pan,wheel_zoom,box_select,lasso_select,tap,reset", "acti
 FRAME |= {"toolbar_location": "above", "height": 380, "min_width": 300, "sizing_mode": "stretch_width"}
 
 
-@dataclass(frozen=True)
-class Maps:
-    """bokeh's document as JSON that cannot end a script element, and how much is drawn."""
-
-    item: str
-    drawn: str
-
-
-def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
-    """Draw both maps, or the one that the table allows."""
+def maps(table: ScoreTable, extras: ReportExtras) -> dict[str, str]:
+    """Draw both maps, or the one that the table allows: bokeh's document, as JSON that cannot end a script element, and
+    how much is drawn."""
     from bokeh.embed import json_item
     from bokeh.layouts import row
     from bokeh.models import ColumnDataSource
@@ -47,12 +39,11 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
         raise InputError("a map needs loss with leverage or left_out, or the features")
     rows = chosen_rows(table, MOST_POINTS, seed=0) if features is None else features.rows
     ranks = table.rank()[rows]
-    by = table.ranking()
     columns: dict[str, Any] = {
         "row": rows.astype(np.int32),
         "rank": ranks.astype(np.int32),
         "risk": (1.0 - (ranks - 1) / max(1, len(table) - 1)).astype(np.float32),
-        "score": table[by][rows].astype(np.float32),
+        "score": table[table.ranking()][rows].astype(np.float32),
         "id": [shown_text(name, 40) for name in table.ids[rows].tolist()],
     }
     if "class" in table.attributes:
@@ -89,7 +80,8 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
     if hidden:
         drawn += f"; {hidden:,} values of zero, or nearly, are drawn at the edge"
     item: Any = json_item(layout, "maps")  # type: ignore[arg-type]
-    return Maps(script_text(renumbered(item)), drawn)
+    text = json.dumps(renumbered(item), ensure_ascii=True, allow_nan=False)
+    return {"item": text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"), "drawn": drawn}
 
 
 def renumbered(item: Any) -> Any:
@@ -105,12 +97,6 @@ def renumbered(item: Any) -> Any:
         return numbers.setdefault(name, f"m{len(numbers) + 1}")
 
     return walk(item)
-
-
-def script_text(value: Any) -> str:
-    """Write JSON for a script element: no character in it can end the element or a line of it."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def bokeh_script() -> str:

@@ -8,6 +8,7 @@ of the user's own words the title, and the names of classes and subgroups of ten
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ from giveaway.reporting.words import access_of, found_elsewhere, notes, shared_c
 from giveaway.storage.files import read_json
 from giveaway.text import shown_text
 
+SPECIAL = re.compile(r"([\\`*_{}\[\]#!])|[<>|~$&@]|:(?=/)|(?<=www)\.", re.IGNORECASE)  # an address would be a link
 SCHEMA = "giveaway.summary/1"
 IN_INDEX = {"date", "rows", "unit", "ranked_by", "access", "statement"}
 
@@ -49,8 +51,15 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["as_is"] = Markup  # for our own code, and JSON that cannot leave its element
     environment.filters["shown"] = shown_text
+    environment.filters["md"] = _markdown
     environment.filters["tied"] = lambda words: words.replace(" %", "\u00a0%")  # no line breaks before the sign
     return environment
+
+
+def _markdown(value: object, most: int = 4_000) -> Markup:
+    """Write a text of others, or of ours, so that Markdown and HTML take nothing in it for theirs."""
+    # not every reader of Markdown takes a backslash before the others
+    return Markup(SPECIAL.sub(lambda m: f"\\{m[0]}" if m[1] else f"&#{ord(m[0])};", shown_text(value, most)))
 
 
 @dataclass(frozen=True)
@@ -131,8 +140,7 @@ def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -
     ]
     told = answers(table, measured, found["access"], None if found["no_spread"] else groups, shared=True)
     versions = ", ".join(f"{name} {version}" for name, version in (found["versions"] or {}).items())
-    shown = {"rows": shared_count(len(table)), "unit": table.meta.rows_are, "answers": told, "versions": versions}
-    shown["record"] = table.meta.record
+    shown = {"rows": shared_count(len(table)), "answers": told, "versions": versions, **table.meta.nouns}
     return {
         "summary.json": json.dumps(found, indent=2, allow_nan=False) + "\n",
         "summary.html": page("summary.html", found=found, agreement=agreement, least=LEAST, **shown),

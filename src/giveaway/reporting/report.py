@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from giveaway.auditing.texts import NEEDS
 from giveaway.checks import InputError
 from giveaway.findings.explain import SUBGROUP, breakdowns
 from giveaway.findings.extras import ReportExtras
@@ -25,7 +26,6 @@ from giveaway.reporting.words import access_of, layers_of, notes, standing
 from giveaway.text import shown_text
 
 TOP = 100
-FIRST = 20  # rows of the table that are shown before it is unfolded
 NO_HEAD = "the report was made from the table alone; pass head= to have it"
 ABOUT_ROW = ("class", "target")  # beside rank, id, score and reason
 OF_TRACE = ("trace · band", "trace · rows", "trace · losses")
@@ -59,15 +59,8 @@ OF_TEXTS = {
     "longest_run": "the most tokens in a row that the model gives back, each after those before it",
     "longest_run_before": "the same of the model before fine-tuning: what it gave back then was not learned here",
     "continues": "whether the model gives back what follows the beginning, word for word",
-    "left_out": "how much more likely the model makes a token of it than the other texts do, in nats",
-    "loss": "its mean loss of a token in the audited model",
-    "min_k": "the mean loss of the hardest fifth of its tokens (Min-K %)",
-    "min_k_plus": "the same, against what the model itself expects there (Min-K %++)",
-    "zlib_ratio": "its loss over the bytes that zlib packs it into",
-    "base_gap": "the mean loss of a token before fine-tuning minus that after",
-    "error_gap": "where the model's first guess is wrong: the share of what fine-tuning moved that went to its tokens",
     "records": "how many texts the person has",
-}
+} | {score.__name__: " ".join((score.__doc__ or "").split()) for some in NEEDS.values() for score in some}
 
 
 def render(
@@ -75,31 +68,26 @@ def render(
     *,
     extras: ReportExtras | None = None,
     measured: StoredValidation | None = None,
-    access: str | None = None,
     top: int = TOP,
     summary: str = "",
 ) -> str:
     """Return the page as a string; `summary` is the page beside it to share instead."""
     extras = extras or ReportExtras(missing={"map": NO_HEAD})
-    chosen = access_of(table, access)
+    chosen, meta = access_of(table), table.meta
     sections = {
         "breakdowns": section(lambda: breakdowns(table)),
         "maps": section(lambda: maps(table, extras)),
         "learned": section(lambda: image_of(figures.when_learned(table))),
         "agreement": section(lambda: _agreement(table, measured)),
     }
-    meta = table.meta
     noted, groups = section(lambda: notes(table)), sections["breakdowns"]
     compared = [(o.kind, g.name, g.ratio, g.high, g.stands_out) for o in groups.content or () for g in o.groups]
     return page(
         "report.html",
         table=table,
-        unit=meta.rows_are,
-        one=meta.row_is,
-        record=meta.record,
+        **meta.nouns,
         by=table.ranking(),
         answers=answers(table, measured, chosen, None if groups.note else compared),
-        first=FIRST,
         standing=standing(table, measured, chosen),
         notes=[noted.note] if noted.note else noted.content,
         missing=extras.missing,
@@ -114,10 +102,9 @@ def render(
 def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None, top: int) -> dict[str, Any]:
     """Return the table of the `top` rows ranked highest: a cell is its text and the number that sorts it; what else is
     known of a row is one line of text."""
-    by = table.ranking()
+    by, known = table.ranking(), {**table.attributes, **table.scores}
     rows = table.order(by)[:top]
     ranks = np.arange(1, len(rows) + 1)
-    known = {**table.attributes, **table.scores}
     values: dict[str, Any] = {"rank": ranks, "id": table.ids[rows]}
     values |= {name: known[name][rows] for name in (*ABOUT_ROW, by) if name in known}
     more: dict[str, Any] = {"percentile": 100.0 * (len(table) - ranks) / len(table)}
@@ -132,31 +119,23 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
     for depth in table.meta.depths or ():
         through = f"; through {layers_of(depth)} of the network"
         meanings |= {name + suffix(depth): meaning + through for name, meaning in MEANINGS.items()}
-    columns = [
-        {
-            "name": name,
-            "number": column.dtype.kind in "fiu",
-            "kind": "text why" if name == "why" else "number" if column.dtype.kind in "fiu" else "name",
-        }
-        for name, column in values.items()
-    ]
+    kinds = ("number" if column.dtype.kind in "fiu" else "name" for column in values.values())
     records: list[Any] = [] if table.own_terms is None else table.own_terms.words(rows)
-    heated = any(records)
-    if (shown := extras.contents) is not None and not heated:
+    heated, shown = any(records), extras.contents
+    if shown is not None and not heated:
         held = dict(zip(shown.rows.tolist(), shown.held, strict=True))
-        records = [held.get(int(row), "") for row in rows]
-        records = records if shown.pictures else [[(text, 0)] for text in records]
+        records = [held.get(row, "") if shown.pictures else [(held.get(row, ""), 0)] for row in rows.tolist()]
     lines = zip(*(column.tolist() for column in more.values()), strict=True)
     names = [shown_text(name.removeprefix(SUBGROUP), 80) for name in more]
     return {
-        "columns": columns,
+        "columns": [(name, "text why" if name == "why" else kind) for name, kind in zip(values, kinds, strict=True)],
         "rows": list(zip(*([_cell(value) for value in column.tolist()] for column in values.values()), strict=True)),
         "more": [" · ".join(f"{name} {_cell(v)[0]}" for name, v in zip(names, line, strict=True)) for line in lines],
         "meanings": [(name, meanings[name]) for name in (*values, *more) if name in meanings],
         "numbers": rows.tolist(),
         "records": records if any(records) else [],
         "heated": heated,
-        "pictures": not heated and extras.contents is not None and extras.contents.pictures,
+        "pictures": shown is not None and shown.pictures and not heated,
     }
 
 

@@ -43,14 +43,10 @@ BENCHMARKED = {  # docs/views.md: kinds of models, and what the 5 % that a score
     "ridge": ("a ridge regression on California Housing", {"fused": "17 %", "newton": "17 %"}),
 }
 PREDICTED = {
-    "theory of the head": (
-        "predicted_* columns are estimates from a theory in which only the last layer varies: not measured, not "
-        "guaranteed, and far too low for networks."
-    ),
-    "both views": (
-        "predicted_* columns are estimates from both views: not measured on an attack and not guaranteed; "
-        "docs/views.md says how far off they were."
-    ),
+    "theory of the head": "predicted_* columns are estimates from a theory in which only the last layer varies: not "
+    "measured, not guaranteed, and far too low for networks.",
+    "both views": "predicted_* columns are estimates from both views: not measured on an attack and not guaranteed; "
+    "docs/views.md says how far off they were.",
 }
 KINDS = {"images": "patches of the images", "tabular": "columns of the table", "text": "words and letters"}
 EXACT = (
@@ -78,19 +74,19 @@ VIEWS = {
     "out_of_bag": "trees that never saw it",
     "head": "the model itself",
 }
-CURVATURE = {"hessian": "the exact Hessian"}
 SOLVES_STOPPED = " and, as solves stopped early, by an unknown amount: at best the order of the records is meaningful"
 STATED_FROM = 1 / 3  # of the random error: from there the bound on the solver's error is stated
 LAYERS = {"head": "the last linear layer", "all": "all layers", "last:1": "the last layer"}
 
 
-def access_of(table: ScoreTable, access: str | None = None) -> str:
-    """Return what the attacker has: as asked for here, or as the audit was told."""
-    return check_access(access or table.meta.access or "probabilities", table.meta.loss)
+def access_of(table: ScoreTable) -> str:
+    """Return what the attacker has, as the audit was told."""
+    return check_access(table.meta.access, table.meta.loss)
 
 
-def check_access(access: str, loss: str | None) -> str:
-    """Return `access` if a model with this loss can be accessed in that way."""
+def check_access(access: str | None, loss: str | None) -> str:
+    """Return `access`, probabilities by default, if a model with this loss can be accessed in that way."""
+    access = access or "probabilities"
     if check_choice("access", access, ACCESS) == "labels" and loss == "squared":
         expected = "probabilities or weights for a regression"
         raise fail("access", expected, "labels", "a regression has no labels, only a predicted value")
@@ -179,11 +175,8 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
         source = f"giveaway's recipe {recipe}" if recipe else "your own"
         assumed.append(f"Shadow models trained in the same way as the audited model: their training is {source}.")
         assumed += [trained] if (trained := measured.stated.get("trained")) else []
-    return [
-        ("Measured", found),
-        ("Predicted, not measured", predicted + _about_predictions(table)),
-        ("Assumed", assumed),
-    ]
+    predicted += _about_predictions(table)
+    return [("Measured", found), ("Predicted, not measured", predicted), ("Assumed", assumed)]
 
 
 def _about_predictions(table: ScoreTable) -> list[str]:
@@ -197,23 +190,19 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     said = [*cautions(meta, told), *_about_view(meta), *_about_fusion(table, told), *_about_optimum(meta)]
     said += [*_about_predictions(table), *filter(None, [meta.no_prediction])]
     if meta.newton_capped:
-        rows = told(meta.newton_capped)
-        said.append(f"Rows alone in some feature direction: {rows}. Their newton and loo_gap are capped.")
+        alone = f"Rows alone in some feature direction: {told(meta.newton_capped)}"
+        said.append(f"{alone}. Their newton and loo_gap are capped.")
     curvature = meta.curvature
     if curvature is not None and "eigenvectors" in (curvature.inverse or ""):
         where = "" if shared else " (rank and cut below)"
         said.append(f"The curvature is singular; its pseudo-inverse was used{where}.")
     if curvature is not None and curvature.rounded:
-        rows = told(curvature.rounded)
-        said.append(
-            f"Rows whose newton may have lost digits to rounding, beyond 1e-8 of it: {rows}. A larger l2 helps."
-        )
+        lost = "Rows whose newton may have lost digits to rounding, beyond 1e-8 of it"
+        said.append(f"{lost}: {told(curvature.rounded)}. A larger l2 helps.")
     if curvature is not None and curvature.kind == "sketch":
         said.append(_about_sketch(curvature, told))
-    if meta.depths:
-        said += about_depths(table, told)
-    sensitivity = meta.l2_sensitivity
-    if sensitivity:
+    said += about_depths(table, told)
+    if sensitivity := meta.l2_sensitivity:
         low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]
         said.append(f"Rank correlation of newton with itself at a tenth of l2: {low:.2f}, at ten times: {high:.2f}.")
     return said
@@ -284,15 +273,12 @@ def _about_view(meta: Meta) -> list[str]:
     view = meta.view
     if view is None:
         return [meta.no_view] if meta.no_view else []
-    error, memorized = view.left_out_error, view.memorized
-    said = [
-        f"The other records predict a left-out one with {100 * error:.2g} % of the squared error of a constant "
-        f"({KINDS.get(view.kind, view.kind)}, {view.kernel} kernel, {view.method}); training removed "
-        f"{100 * memorized:.2g} % of that error, which is not a share of records."
-    ]
-    if view.head_is_exact:
-        said.append(FROZEN if meta.frozen else EXACT)
-    return said
+    said = (
+        f"The other records predict a left-out one with {100 * view.left_out_error:.2g} % of the squared error of a "
+        f"constant ({KINDS.get(view.kind, view.kind)}, {view.kernel} kernel, {view.method}); training removed "
+        f"{100 * view.memorized:.2g} % of that error, which is not a share of records."
+    )
+    return [said, *([FROZEN if meta.frozen else EXACT] if view.head_is_exact else [])]
 
 
 def _about_fusion(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
@@ -330,8 +316,8 @@ def _about_fusion(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
             "generalizes is not taken for memory."
         )
     if fusion.without_out_of_bag:
-        rows = told(fusion.without_out_of_bag)
-        said.append(f"Every tree saw {rows} of the {table.meta.rows_are}: trees say nothing of them.")
+        seen = f"{told(fusion.without_out_of_bag)} of the {table.meta.rows_are}"
+        said.append(f"Every tree saw {seen}: trees say nothing of them.")
     return said
 
 
@@ -342,9 +328,9 @@ def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
         name = f"Columns ending in {suffix(depth)} are scores through {layers_of(depth)} of the network"
         if table.meta.by_person:
             name += ", of single records: they are in scores.csv and are not added up for people"
-        how = f"{CURVATURE.get(done.curvature, 'Gauss–Newton curvature')}, damping {done.damping:.4g}"
-        errors = done.sketch_error
-        if errors:
+        curvature = "the exact Hessian" if done.curvature == "hessian" else "Gauss–Newton curvature"
+        how = f"{curvature}, damping {done.damping:.4g}"
+        if errors := done.sketch_error:
             error = errors.get("newton", next(iter(errors.values())))
             how += f", estimates from {done.probes} random probes, off by about {100 * error:.2g} % each"
             bound = done.solve_error or 0.0
