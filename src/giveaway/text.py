@@ -51,6 +51,10 @@ def shown_text(value: object, most: int = 80) -> str:
     return kept + "…"
 
 
+def shown_cell(value: object, most: int = 80) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else shown_text(value, most)
+
+
 def _escape(found: re.Match[str]) -> str:
     """Escape as JSON does, so that a line of JSON stays one."""
     return re.sub("....", r"\\u\g<0>", found.group().encode("utf-16-be", "surrogatepass").hex())

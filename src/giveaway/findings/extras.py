@@ -26,7 +26,7 @@ from giveaway.records.score_table import TableFolder
 from giveaway.records.texts import Texts
 from giveaway.storage.arrays import read_arrays, reading, to_numpy
 from giveaway.storage.files import parse_json
-from giveaway.text import shown_text
+from giveaway.text import shown_cell, shown_text
 
 FILE = "look.npz"
 MAPS = ("auto", "pca", "tsne", "none")
@@ -205,36 +205,26 @@ def contents_of(inputs: Any, rows: np.ndarray) -> Contents:
         held = inputs[np.sort(rows)]
         chosen = (to_numpy(held) if isinstance(held, torch.Tensor) else np.asarray(held))[np.argsort(np.argsort(rows))]
         if chosen.ndim in (3, 4) and chosen.dtype.kind in "fiub":
-            return Contents(rows, [b64encode(_png(image)).decode() for image in _as_colours(chosen)], pictures=True)
+            return Contents(rows, [b64encode(_png(image)).decode() for image in chosen], pictures=True)
         if chosen.ndim == 1:
             return Contents(rows, [shown_text(value, MOST_LETTERS) for value in chosen.tolist()], pictures=False)
         flat = chosen.reshape(len(chosen), -1)
         names, lines = range(flat.shape[1]), flat[:, :MOST_COLUMNS].tolist()
     more = f", … {len(names) - MOST_COLUMNS} more" if len(names) > MOST_COLUMNS else ""
     first = [shown_text(name, 40) for name in names[:MOST_COLUMNS]]
-    told = [", ".join(f"{name}: {_cell(value)}" for name, value in zip(first, line, strict=False)) for line in lines]
-    return Contents(rows, [text + more for text in told], pictures=False)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else shown_text(value, 40)
-
-
-def _as_colours(images: np.ndarray) -> np.ndarray:
-    """Return (n, h, w, 3) bytes, stretched from the smallest to the largest number of each image."""
-    if images.ndim == 3:
-        images = images[:, :, :, None]
-    elif images.shape[1] in CHANNELS and images.shape[3] not in CHANNELS:
-        images = images.transpose(0, 2, 3, 1)
-    images = images[..., :3] if images.shape[3] >= 3 else np.repeat(images[..., :1], 3, axis=3)
-    values = images.astype(np.float64)
-    low, high = values.min((1, 2, 3), keepdims=True), values.max((1, 2, 3), keepdims=True)
-    return np.round(255 * (values - low) / np.maximum(high - low, 1e-300)).clip(0, 255).astype(np.uint8)
+    told = ((f"{name}: {shown_cell(value, 40)}" for name, value in zip(first, line, strict=False)) for line in lines)
+    return Contents(rows, [", ".join(cells) + more for cells in told], pictures=False)
 
 
 def _png(image: np.ndarray) -> bytes:
+    """Return an image (h, w), or with its channels last or first, stretched from its smallest to its largest number."""
     from matplotlib.image import imsave
 
+    if image.ndim == 3 and image.shape[0] in CHANNELS and image.shape[2] not in CHANNELS:
+        image = image.transpose(1, 2, 0)
+    image = np.atleast_3d(image).astype(np.float64)
+    image = image[..., :3] if image.shape[2] >= 3 else np.repeat(image[..., :1], 3, axis=2)
+    image = np.round(255 * (image - image.min()) / max(np.ptp(image), 1e-300)).clip(0, 255).astype(np.uint8)
     step = max(1, -(-max(image.shape[:2]) // LARGEST_SIDE))
     image = image[::step, ::step]
     factor = max(1, SMALLEST_SIDE // max(image.shape[:2]))

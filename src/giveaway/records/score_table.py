@@ -18,7 +18,7 @@ from giveaway.records.row_digests import RowDigests
 from giveaway.storage.arrays import packed, read_arrays, reading, unpacked
 from giveaway.storage.files import parse_json, write_atomically
 from giveaway.storage.folder import MarkedFolder
-from giveaway.text import csv_cell, shown_text
+from giveaway.text import csv_cell, shown_cell, shown_text
 
 DEFAULT_RANKING = ("fused", "newton")
 MARKER = "audit.json"
@@ -204,17 +204,13 @@ class ScoreTable:
         columns |= {name: shown[name] for name in dict.fromkeys((by, self.ranking()))}
         columns |= {"why": shown["why"]} if (shown["why"] != NOTHING).any() else {}
         return [
-            [shown_text(name), *(_cell(value, REASON if name == "why" else 80) for value in values[:ROWS_SHOWN])]
+            [shown_text(name), *(shown_cell(value, REASON if name == "why" else 80) for value in values[:ROWS_SHOWN])]
             for name, values in columns.items()
         ]
 
     def _more(self) -> list[str]:
         hidden = len(self) - ROWS_SHOWN
         return [f"… {hidden} more rows"] if hidden > 0 else []
-
-
-def _cell(value: Any, most: int = 80) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else shown_text(value, most)
 
 
 def _html_row(cells: Iterable[str], tag: str) -> str:

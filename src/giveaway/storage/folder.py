@@ -28,6 +28,7 @@ class MarkedFolder:
     marker: str
     kind: ClassVar[str]  # in words, such as "cache folder"
     argument: ClassVar[str] = "folder"  # the user's argument that named the folder
+
     beside: ClassVar[tuple[str, ...]] = ()  # what a new folder may hold before its marker is there
     links: ClassVar[bool] = False  # whether the folder may be named by a link to it
     again: ClassVar[str] = "run the same command again"  # what writes a file that was removed
@@ -73,11 +74,10 @@ class MarkedFolder:
         """Make the folder if there is none; refuse one that holds other files."""
         if not self.links:
             self.refuse_link()
-        if self.path.is_dir() and not self.marked:
-            allowed = (LOCK, *self.beside)
-            if any(file.name not in allowed and not PART.fullmatch(file.name) for file in self.path.iterdir()):
-                expected, got = f"a new, empty or earlier {self.kind}", f"{self.path} with other files"
-                raise fail(self.argument, expected, got, "choose another folder")
+        present = [file.name for file in self.path.iterdir()] if self.path.is_dir() and not self.marked else []
+        if any(name not in (LOCK, *self.beside) and not PART.fullmatch(name) for name in present):
+            expected, got = f"a new, empty or earlier {self.kind}", f"{self.path} with other files"
+            raise fail(self.argument, expected, got, "choose another folder")
         private_folder(self.path)
 
     def refuse_link(self) -> None:
@@ -87,11 +87,9 @@ class MarkedFolder:
 
     @contextmanager
     def locked(self, *, new: bool = False, among_others: bool = False) -> Iterator[Self]:
-        """Hold the folder while the block runs, or refuse it where another run does; finish what a kill interrupted.
-
-        A `new` one is made, and goes again where nothing came of it; it may lie `among_others`, files of the user's.
-        What was staged and not committed is gone afterwards.
-        """
+        """Hold the folder while the block runs, or refuse it where another run does; finish what a kill interrupted. A
+        `new` one is made, and goes again where nothing came of it; it may lie `among_others`, files of the user's. What
+        was staged and not committed is gone afterwards."""
         made = new and not self.path.exists()
         if not new:
             self.read("folder")
@@ -187,9 +185,7 @@ class MarkedFolder:
 
     def clear(self, names: Collection[str] | None = None) -> int:
         """Remove the listed files, or those of these names, as far as they are what was written; return their number.
-
-        All of them take the marker along, which goes last.
-        """
+        All of them take the marker along, which goes last."""
         listed = self.listed()
         gone, removed = [name for name in listed if names is None or name in names], 0
         with opened_folder(self.path, links=self.links) as folder:
