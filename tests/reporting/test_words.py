@@ -15,7 +15,7 @@ import giveaway as ga
 from giveaway import Head, audit
 from giveaway.records import ScoreTable
 from giveaway.records.meta import FusionReport, Meta, TraceReport
-from giveaway.reporting.words import about_depths, access_of, found_elsewhere, kind_of, notes, standing
+from giveaway.reporting.words import about_depths, access_of, check_access, found_elsewhere, kind_of, notes, standing
 from tests.conftest import made_arrays, made_head, refused
 from tests.reporting.test_answers import measured
 
@@ -74,9 +74,9 @@ def test_access_is_the_audit_s():
     assert access_of(table) == "probabilities"
     told = ScoreTable(table.scores, table.ids, {"access": "weights"})
     assert access_of(told) == "weights"
-    refused("access: expected a known name, got 'gradients'; choose from labels", access_of, table, "gradients")
+    refused("access: expected a known name, got 'gradients'; choose from labels", check_access, "gradients", None)
     words = "access: expected probabilities or weights for a regression, got labels"
-    refused(words, access_of, audit(made_head("squared")), "labels")
+    refused(words, check_access, "labels", "squared")
 
 
 def test_measured_predicted_and_assumed_are_kept_apart():
