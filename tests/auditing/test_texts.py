@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import norm, rankdata
+from scipy.stats import norm, pearsonr, rankdata
 
 import giveaway as ga
 from giveaway.records import ScoreTable
@@ -15,6 +15,9 @@ from tests.conftest import refused
 from tests.scores.test_texts import texts_of
 
 TEXTS = texts_of(np.random.default_rng(0).integers(2, 30, 40), vocabulary=9)
+
+
+STEPS = ("leverage", "influence", "newton", "newton_error")
 
 
 def trace_of(texts, seed=1):
@@ -35,8 +38,9 @@ def test_columns_are_the_scores_and_fused_adds_the_views():
         np.testing.assert_allclose(table[name], getattr(scores, name)(views), rtol=1e-12)
     roots = np.sqrt(trace.losses.astype(float)).mean(0)
     np.testing.assert_allclose(table["trace"], roots, rtol=1e-12)
-    np.testing.assert_allclose(table["fused"], normal(table["left_out"]) + normal(roots), rtol=1e-9)
-    assert table.meta.fusion.weights == {"left_out": 1.0, "trace": 1.0}
+    own = 1 - pearsonr(normal(roots), normal(table["loss"])).statistic ** 2
+    np.testing.assert_allclose(table["fused"], normal(table["left_out"]) + own * normal(roots), rtol=1e-9)
+    assert table.meta.fusion.weights == pytest.approx({"left_out": 1.0, "trace": own})
     assert table.ranking() == "fused"
     np.testing.assert_array_equal(table["tokens"], TEXTS.lengths)
 
@@ -46,6 +50,25 @@ def test_what_was_not_given_is_not_among_the_columns():
     assert table.columns == ("loss", "min_k", "min_k_plus", "left_out", "fused")
     np.testing.assert_allclose(table["fused"], normal(table["left_out"]))
     assert ga.audit(TEXTS, scores=("min_k", "fused")).columns == ("min_k", "fused")
+
+
+def test_the_newton_step_counts_as_far_as_the_model_has_not_learned_by_heart():
+    steps = {name: np.random.default_rng(len(name)).exponential(size=TEXTS.n) for name in STEPS}
+    others = predicted_by_others(TEXTS).log_likelihood
+    for share in (0.3, 2.0):  # of the other texts' loss that the model's own is
+        texts = replace(
+            TEXTS,
+            steps=steps,
+            log_likelihood=TEXTS.log_likelihood * (others.sum() * share / TEXTS.log_likelihood.sum()),
+        )
+        table, memorized = ga.audit(texts), max(0.0, 1 - share)
+        assert table.meta.fusion.weights == pytest.approx({"newton": 1 - memorized, "left_out": memorized})
+        expected = (1 - memorized) * normal(table["newton"]) + memorized * normal(table["left_out"])
+        np.testing.assert_allclose(table["fused"], expected, rtol=1e-9)
+        np.testing.assert_allclose(table["newton"] * np.sqrt(TEXTS.lengths), steps["newton"])
+        np.testing.assert_allclose(table["influence"] * np.sqrt(TEXTS.lengths), steps["influence"])
+        np.testing.assert_array_equal(table["leverage"], steps["leverage"])
+    refused("scores: expected curvature beside a score that needs it", ga.audit, TEXTS, scores="newton")
 
 
 def test_people_are_ranked_by_all_of_their_documents():
@@ -65,7 +88,7 @@ def test_a_table_of_texts_is_saved_reported_and_loaded(tmp_path):
     page = (tmp_path / "audit" / "report.html").read_text()
     assert "A language model" in page
     assert "A classifier" not in page
-    assert ScoreTable.load(tmp_path / "audit").meta.fusion.weights == {"left_out": 1.0, "trace": 1.0}
+    assert ScoreTable.load(tmp_path / "audit").meta.fusion.weights.keys() == {"left_out", "trace"}
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def by_loops(texts, name, left_out):
                     up, down = up + max(change, 0.0), down + max(-change, 0.0)
             found.append(up / (up + down) if up + down > 0 else 0.5)
         else:
-            found.append(sum(p - left_out[t] for t, p in zip(which, log_p, strict=True)) / len(log_p))
+            found.append(sum(p - left_out[t] for t, p in zip(which, log_p, strict=True)) / len(log_p) ** 0.5)
     return np.array(found)
 
 
@@ -108,4 +108,4 @@ def test_a_person_is_scored_as_all_of_their_documents(name):
 )
 def test_texts_that_do_not_fit_are_refused(field, value, words):
     given = {one.name: getattr(texts_of([3, 5]), one.name) for one in fields(Texts)}
-    refused(words, Texts, **{**given, field: value})
+    refused(words, lambda: Texts(**{**given, field: value}))

@@ -13,7 +13,7 @@ from giveaway.records import LossTrace, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.records.texts import Texts
 from giveaway.scores import texts as of_texts
-from giveaway.scores.fusion import normal_scores
+from giveaway.scores.catalogue import relative_error
 from giveaway.scores.texts import TextViews
 from giveaway.views.continuation import continuation
 from giveaway.views.ngrams import predicted_by_others
@@ -26,11 +26,13 @@ NEEDS: dict[str, tuple[Score, ...]] = {
     "contents": (of_texts.zlib_ratio,),
     "base": (of_texts.base_gap, of_texts.error_gap),
     "trace": (of_texts.trace,),
+    "curvature": (of_texts.leverage, of_texts.influence, of_texts.newton),
 }
 REMEDY = {
     "contents": "give from_causal_lm the texts or their tokenizer",
     "base": "give from_causal_lm the model before fine-tuning, base=",
     "trace": "pass trace= to audit",
+    "curvature": "leave curvature=None out of from_causal_lm",
 }
 
 
@@ -39,7 +41,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
     began = time.perf_counter()
     unit = "record" if texts.groups is None else "person"
     there = {"nothing": True, "contents": texts.contents is not None, "base": texts.base is not None}
-    there["trace"] = trace is not None
+    there |= {"trace": trace is not None, "curvature": texts.steps is not None}
     known = {score.__name__: (need, score) for need, some in NEEDS.items() for score in some}
     default = [*(name for name, (need, _) in known.items() if there[need]), "fused"]
     names: list[str] = []
@@ -56,8 +58,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
     others = predicted_by_others(rows)
     views = TextViews(rows, others.log_likelihood, None if view is None else view.roots)
     columns = {name: score(views) for name, (need, score) in known.items() if there[need]}
-    voices = ["left_out", *(["trace"] if view is not None else [])]
-    columns["fused"] = np.sum([normal_scores(columns[name]) for name in voices], axis=0)
+    columns["fused"] = of_texts.fused(views)
     meta: dict[str, Any] = {
         "unit": unit,
         "rows": rows.n,
@@ -66,9 +67,12 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
         "loss": texts.loss,
         "model": texts.model,
         "optimum": None,
-        "fusion": {"weights": dict.fromkeys(voices, 1.0)},
+        "fusion": {"weights": of_texts.weights(views)},
         "seconds": round(time.perf_counter() - began, 3),
     }
+    if texts.steps is not None:
+        error = relative_error(texts.steps["newton"], texts.steps["newton_error"])
+        meta["curvature"] = {"curvature": "gradients of texts", "relative_errors": {"newton": error}}
     if view is not None:
         meta["trace"] = view.report(np.argsort(-columns["fused"], kind="stable"))
     attributes = {"tokens": rows.lengths, "shared": rows.means((others.context >= 2).astype(np.float64)).round(3)}

@@ -1,8 +1,9 @@
 """Read a language model: one pass over the documents that it was trained on, in evaluation mode, token by token."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,14 @@ from giveaway.extract.language_model_checks import (
     check_widths,
     checked_models,
     unknown_row,
+)
+from giveaway.extract.text_gradients import (
+    HeadGradients,
+    LayerGradients,
+    TextCurvature,
+    TextGradients,
+    linear_layers,
+    output_head,
 )
 from giveaway.extract.torch_model import accepted, device_of, evaluation_mode
 from giveaway.records.texts import Texts
@@ -43,6 +52,7 @@ def from_causal_lm(
     ids: Any = None,
     groups: Any = None,
     continued: tuple[int, int] = (32, 32),
+    curvature: TextCurvature | None = TextCurvature(),  # noqa: B008 (frozen)
     progress: bool = False,
 ) -> Texts:
     """Ask a language model about every token of its training documents.
@@ -60,14 +70,18 @@ def from_causal_lm(
     ids : a unique name a document. groups : the person each document belongs to.
     continued : tokens of a beginning, and tokens after it that the model must give back for the audit to call a text
         continued word for word. Checking it costs nothing: the model's first choices are known from the same pass.
+    curvature : how leverage and newton of each document are had; None leaves them out.
     """
     plain, before = checked_models(model, base)
     rows = TokenRows(dataset, tokenizer, batch_size, max_length, plain)
     check_names_of(dataset, ids, groups)
+    gradients = None if curvature is None else _gradients(plain, curvature, rows)
     parts = []
-    with progress_of(rows.total, enabled=progress, work="texts") as on_rows:
+    watching = nullcontext() if gradients is None else gradients.watching()
+    with progress_of(rows.total, enabled=progress, work="texts") as on_rows, watching:
         for batch in rows.batches():
-            parts.append(_ask(plain, before, batch))
+            with torch.no_grad():
+                parts.append(_ask(plain, before, batch, gradients))
             check_said(parts[-1][2], rows.read - len(batch.labels))
             on_rows(len(batch.labels))
     if not parts:
@@ -88,7 +102,11 @@ def from_causal_lm(
         contents = tokenizer.batch_decode(np.split(values["tokens"], starts[1:-1]))
     vocabulary, kind = rows.vocabulary or int(values["tokens"].max()) + 1, type(plain).__name__
     named: Any = {"contents": contents, "words": _words(tokenizer, values["tokens"]), "ids": ids, "groups": groups}
-    return Texts(starts, vocabulary=vocabulary, model=kind, continued=continued, **named, **values)
+    texts = Texts(starts, vocabulary=vocabulary, model=kind, continued=continued, **named, **values)
+    if gradients is None:
+        return texts
+    unit = np.arange(texts.n) if texts.groups is None else np.unique(texts.groups, return_inverse=True)[1]
+    return replace(texts, steps=gradients.columns(said[0], document, unit, said[1]))
 
 
 class TokenBatch(NamedTuple):
@@ -115,6 +133,7 @@ class TokenRows:
         self.contents: list[str] | None = None
 
     def batches(self) -> Iterator[TokenBatch]:
+        self.documents, self.read, self.contents = 0, 0, None
         for given in self._given():
             batch = {name: values for name, values in given.items() if isinstance(values, torch.Tensor)}
             if "input_ids" not in batch or batch["input_ids"].ndim != 2:
@@ -209,28 +228,49 @@ def _padded(name: str, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=PADDING.get(name, 0))
 
 
-def _ask(model: nn.Module, base: nn.Module | None, batch: TokenBatch) -> list[torch.Tensor]:
+def _ask(
+    model: nn.Module, base: nn.Module | None, batch: TokenBatch, gradients: TextGradients | None
+) -> list[torch.Tensor]:
     """Return document, token, and what the model and its base say, of every token of a batch that the loss counts."""
     encoded = is_encoder_decoder(model)
-    labels, documents = batch.labels, batch.documents
-    if encoded:  # the labels are the decoder's own, a row a document
-        documents = documents.amax(1, keepdim=True).expand_as(labels)
-        counted = labels != IGNORED
-    else:  # the first token of a document is predicted from none of it
-        counted = torch.zeros_like(labels, dtype=torch.bool)
-        counted[:, 1:] = (labels[:, 1:] != IGNORED) & (documents[:, 1:] == documents[:, :-1])
-    targets = labels[counted]
-    where = counted if encoded else counted.roll(-1, 1)
-    logits = _logits(model, batch, encoded)
-    said = _statistics(logits[where], targets)
-    columns = [documents[counted], targets, *said]
+    documents, counted, where = _counted(batch, encoded)
+    targets = batch.labels[counted]
+    logits = _logits(model, batch, encoded)[where]
+    columns = [documents[counted], targets, *_statistics(logits, targets)]
+    if gradients is not None:
+        gradients.see(logits, where)
     adapters = getattr(model, "disable_adapter", None) if base is None else None
     if base is not None or adapters is not None:
         with nullcontext() if adapters is None else adapters():
             before = _logits(base or model, batch, encoded)
-        check_widths(logits.shape[2], before.shape[2])
+        check_widths(logits.shape[1], before.shape[2])
         columns += _statistics(before[where], targets)[::3]
     return [column.cpu() for column in columns]
+
+
+def _counted(batch: TokenBatch, encoded: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return each place's document (b, L), which tokens the loss counts, and at which places they are predicted."""
+    labels, documents = batch.labels, batch.documents
+    if encoded:  # the labels are the decoder's own, a row a document
+        counted = labels != IGNORED
+        return documents.amax(1, keepdim=True).expand_as(labels), counted, counted
+    counted = torch.zeros_like(labels, dtype=torch.bool)  # the first token of a document is predicted from none of it
+    counted[:, 1:] = (labels[:, 1:] != IGNORED) & (documents[:, 1:] == documents[:, :-1])
+    return documents, counted, counted.roll(-1, 1)
+
+
+def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> TextGradients:
+    """Return what takes the gradients of texts; those through layers inside the model read the rows again."""
+    if curvature.through == "head":
+        return HeadGradients(curvature, output_head(model))
+    encoded = is_encoder_decoder(model)
+
+    def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor]]]:
+        for batch in rows.batches():
+            documents, _, where = _counted(batch, encoded)
+            yield documents, lambda batch=batch, where=where: _logits(model, batch, encoded)[where]
+
+    return LayerGradients(curvature, linear_layers(model, curvature.through), batches)
 
 
 def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
@@ -249,7 +289,7 @@ def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
     keywords = {name: values.to(device) for name, values in accepted(model, keywords).items()}
     # with a cache, models of transformers do not see by the places where a packed document begins
     options = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
-    with evaluation_mode(model), torch.no_grad():
+    with evaluation_mode(model):
         result = model(**keywords, **options)
     logits = getattr(result, "logits", result)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3 or logits.shape[:2] != batch.labels.shape:

@@ -1,5 +1,6 @@
 """Texts: what a language model says of every token of the documents it was trained on."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ class Texts:
     contents : the documents as strings, or None. words : how each number of the vocabulary reads, or None.
     ids : a unique name a document (numbers by default). groups : the person each document belongs to.
     model : what kind of model it is, such as GPT2LMHeadModel.
+    steps : leverage, influence, newton and newton_error of each document, or of each person where there are groups.
     continued : of how many tokens a beginning has, and how many must follow word for word for a text to be continued.
     """
 
@@ -43,6 +45,7 @@ class Texts:
     model: str | None = None
     base_best: np.ndarray | None = None
     words: list[str] | None = None
+    steps: Mapping[str, np.ndarray] | None = None
     continued: tuple[int, int] = (32, 32)
     loss: ClassVar[str] = "tokens"
 

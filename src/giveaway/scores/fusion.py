@@ -97,10 +97,7 @@ class Views:
         """s, the share of the trace that the finished model's loss does not repeat, from 0 to 1."""
         assert self.roots is not None
         assert self.loss is not None
-        trace, loss = normal_scores(self.roots), normal_scores(self.loss)
-        together = math.sqrt(float(trace @ trace) * float(loss @ loss))
-        repeated = max(0.0, float(trace @ loss) / together) if together > 0 else 0.0
-        return math.sqrt(max(0.0, 1.0 - repeated**2))
+        return share_of_its_own(self.roots, self.loss)
 
     @cached_property
     def scores(self) -> dict[str, np.ndarray]:
@@ -153,6 +150,14 @@ def fused(views: Views) -> np.ndarray:
     """The sum of the views' normal scores, each times what it counts. A trace is taken as left_out is: its squared
     mean root times leverage^((1 − M)(1 − U)²), where the other records tell a leverage."""
     return np.sum([count * views.scores[name] for name, count in views.weights.items()], axis=0)
+
+
+def share_of_its_own(roots: np.ndarray, loss: np.ndarray) -> float:
+    """√(1 − r²) of the correlation r between the normal scores of a trace and of the finished model's loss."""
+    trace, loss = normal_scores(roots), normal_scores(loss)
+    together = math.sqrt(float(trace @ trace) * float(loss @ loss))
+    repeated = max(0.0, float(trace @ loss) / together) if together > 0 else 0.0
+    return math.sqrt(max(0.0, 1.0 - repeated**2))
 
 
 def share_of(part: float, whole: float) -> float:

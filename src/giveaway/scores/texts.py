@@ -4,12 +4,14 @@ All but the gaps are how hard the text is for the trained model, in the nats tha
 remembered by itself. A gap is what training took away of that.
 """
 
+import math
 import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
 from giveaway.records.texts import Texts
+from giveaway.scores.fusion import normal_scores, share_of, share_of_its_own
 
 HARDEST = 0.2  # of a text's tokens, over which min_k takes the mean
 
@@ -68,15 +70,59 @@ def error_gap(views: TextViews) -> np.ndarray:
 
 
 def left_out(views: TextViews) -> np.ndarray:
-    """The mean loss of a token as the other texts predict it minus the model's own."""
+    """The mean loss of a token as the other texts predict it minus the model's own, times √tokens: the mean of more
+    tokens varies less between models."""
     assert views.left_out is not None
-    return views.texts.means(views.texts.log_likelihood - views.left_out)
+    texts = views.texts
+    return texts.means(texts.log_likelihood - views.left_out) * np.sqrt(texts.lengths)
+
+
+def leverage(views: TextViews) -> np.ndarray:
+    """The share of the curvature that is the text's own, summed over directions."""
+    return _step(views, "leverage")
+
+
+def influence(views: TextViews) -> np.ndarray:
+    """What the text's loss would gain without it by the curvature with it, over √tokens."""
+    return _step(views, "influence") / np.sqrt(views.texts.lengths)
+
+
+def newton(views: TextViews) -> np.ndarray:
+    """What the text's loss would gain by a Newton step away from it, the curvature without it, over √tokens."""
+    return _step(views, "newton") / np.sqrt(views.texts.lengths)
 
 
 def trace(views: TextViews) -> np.ndarray:
     """The mean over epochs of √loss, as training saw the text."""
     assert views.roots is not None
     return views.roots
+
+
+def weights(views: TextViews) -> dict[str, float]:
+    """What each view counts in `fused`. A model that has learned its texts by heart has no gradients left to tell them
+    apart: the Newton step counts 1 − M and the other views M, the share of the other texts' loss that the model took
+    away; the trace of that as far as the finished model's loss does not repeat it."""
+    texts, others = views.texts, views.left_out
+    assert others is not None
+    memorized, counts = 1.0, {}
+    if texts.steps is not None:
+        memorized = 1.0 - share_of(math.fsum(texts.log_likelihood) / math.fsum(others), 1.0)
+        counts["newton"] = 1.0 - memorized
+    counts["left_out"] = memorized
+    if views.roots is not None:
+        counts["trace"] = memorized * share_of_its_own(views.roots, loss(views)) ** 2
+    return counts
+
+
+def fused(views: TextViews) -> np.ndarray:
+    """The sum of the views' normal scores, each times what it counts."""
+    known = {"newton": newton, "left_out": left_out, "trace": trace}
+    return np.sum([count * normal_scores(known[name](views)) for name, count in weights(views).items()], axis=0)
+
+
+def _step(views: TextViews, name: str) -> np.ndarray:
+    assert views.texts.steps is not None
+    return views.texts.steps[name]
 
 
 def _mean_of_largest(texts: Texts, values: np.ndarray) -> np.ndarray:
