@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,7 +94,7 @@ def from_causal_lm(
         remedy = "leave out documents of one token, and those whose labels are all -100"
         raise fail("dataset", "documents with a token that the loss counts", got, remedy)
     order, starts = np.argsort(document, kind="stable"), np.concatenate([[0], np.cumsum(lengths)])
-    values = {name: column[order] for name, column in zip(COLUMNS, said, strict=False)}
+    values: Any = {name: column[order] for name, column in zip(COLUMNS, said, strict=False)}
     if "base" in values and np.array_equal(values["base"], values["log_likelihood"]):
         got = "the same log-likelihood of every token"
         raise fail("base", "a model that fine-tuning changed", got, "check which weights, or adapters, were loaded")
@@ -235,7 +236,7 @@ def _ask(
     encoded = is_encoder_decoder(model)
     documents, counted, where = _counted(batch, encoded)
     targets = batch.labels[counted]
-    logits = _logits(model, batch, encoded)[where]
+    logits = _logits_at(model, batch, encoded, where)
     columns = [documents[counted], targets, *_statistics(logits, targets)]
     if gradients is not None:
         gradients.see(logits, where)
@@ -268,9 +269,13 @@ def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> T
     def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor]]]:
         for batch in rows.batches():
             documents, _, where = _counted(batch, encoded)
-            yield documents, lambda batch=batch, where=where: _logits(model, batch, encoded)[where]
+            yield documents, partial(_logits_at, model, batch, encoded, where)
 
     return LayerGradients(curvature, linear_layers(model, curvature.through), batches)
+
+
+def _logits_at(model: nn.Module, batch: TokenBatch, encoded: bool, where: torch.Tensor) -> torch.Tensor:
+    return _logits(model, batch, encoded)[where]
 
 
 def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:

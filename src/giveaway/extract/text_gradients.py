@@ -55,6 +55,11 @@ class TextGradients(ABC):
         self._drawn: list[torch.Tensor] = []
         self._generator = torch.Generator(device).manual_seed(0)
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at the model inside, where that is needed."""
+        yield
+
     def see(self, logits: torch.Tensor, where: torch.Tensor) -> None:
         """Draw labels from the logits (t, V) of a batch's tokens, which stand at `where` (b, L)."""
         for some in logits.split(max(1, NUMBERS_AT_ONCE // logits.shape[1])):
@@ -108,8 +113,6 @@ class HeadGradients(TextGradients):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Keep what the head is given inside."""
-
         def keep(_module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
             self._given = arguments[0].detach()
 
@@ -172,10 +175,6 @@ class LayerGradients(TextGradients):
     def dtype(self) -> torch.dtype:
         double = next(iter(self._layers.values())).weight.dtype == torch.float64
         return torch.float64 if double else torch.float32
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        yield
 
     def _pieces(
         self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int, known: torch.Tensor
@@ -252,7 +251,7 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _size(layer: nn.Module) -> int:
-    return layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel())  # type: ignore[union-attr, operator]
+    return layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel())  # type: ignore[operator]
 
 
 @contextmanager
