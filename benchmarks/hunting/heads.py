@@ -123,7 +123,7 @@ def scored(arrays: Arrays) -> tuple[dict[str, np.ndarray], np.ndarray, bool]:
     """The columns of a head, which of its rows are marked, and whether the metadata tell of a pseudo-inverse."""
     head = ga.Head(**arrays)
     curvature = compute(head, Choice(Dense(), "asked for"))
-    columns, attributes, _ = score(head, Plan(COLUMNS, "record" if head.groups is None else "person"), curvature)
+    columns, attributes, *_ = score(head, Plan(COLUMNS, "record" if head.groups is None else "person"), curvature)
     marked = attributes["newton_capped"] | attributes.get("newton_rounded", False)
     return columns, marked, "eigenvectors" in curvature.report["inverse"]
 

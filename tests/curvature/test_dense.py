@@ -116,9 +116,3 @@ def test_curvature_form_of_groups_against_output_hessians(kind, size, weighted, 
     if curvature.loss.coupled:
         moved = v + 3.0 * rng.normal(size=(head.n, 1))
         np.testing.assert_allclose(blocks.curvature_form(grouped(moved)), expected, rtol=1e-10, atol=1e-13)
-
-
-def test_rows_are_reported_as_they_are_summed():
-    seen = []
-    DenseCurvature(made_head("classes", n=60), on_window=lambda window: seen.append(len(window)))
-    assert sum(seen) == 60

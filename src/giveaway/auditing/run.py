@@ -15,7 +15,6 @@ from giveaway.auditing.scoring import score
 from giveaway.auditing.texts import audit_texts
 from giveaway.checks import InputError, fail
 from giveaway.curvature.choice import Auto, Curvature, Dense, Sketch, compute, expected_passes
-from giveaway.curvature.dense import DenseCurvature
 from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
 from giveaway.evaluation.exposed_share import FEWEST, predict_exposure
@@ -140,7 +139,6 @@ def _score_head(
     processes = execution.processes
     curved = resolved.choice if resolved.curved else None
     compared = resolved.l2_sensitivity and head.l2 > 0
-    gradients = GradientSums(head) if head.linear else None
     passes = 1 + 2 * int(compared) + (0 if curved is None else expected_passes(head, curved))
     counted = processes.first and resolved.unit == "record" and head.linear and head.looked_up
     repeats = count_duplicates(head) if counted else None  # before the columns are there: it holds as much as they do
@@ -148,15 +146,10 @@ def _score_head(
     with progress_of(head.n * passes // processes.size, enabled=progress) as on_rows:
         work = replace(execution, on_rows=on_rows)
         if curved is not None:
-            add = gradients.add if gradients is not None else lambda window: None
-            curvature = compute(head, curved, work, add)
-        columns, attributes, sketch = score(head, resolved, curvature, work)
+            curvature = compute(head, curved, work)
+        columns, attributes, sketch, gradients = score(head, resolved, curvature, work)
         if curvature is not None and compared:
             sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], work)
-    optimum = None
-    if gradients is not None:
-        summed = isinstance(curvature, DenseCurvature) and not curvature.taken_up
-        optimum = _optimum(head, gradients if summed else None, processes)
     report = None
     if curvature is not None and curved is not None:
         report = {**curvature.report, "chosen": curved.because, **sketch}
@@ -165,7 +158,7 @@ def _score_head(
     capped = attributes.get("newton_capped")
     meta = {
         "curvature": report,
-        "optimum": optimum,
+        "optimum": _optimum(head, gradients, processes) if head.linear else None,
         "l2_sensitivity": sensitivity,
         "repeats": repeats,
         "newton_capped": None if capped is None else int(capped.sum()),

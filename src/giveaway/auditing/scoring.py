@@ -19,7 +19,7 @@ from giveaway.checks import fail
 from giveaway.curvature.blocks import Blocks
 from giveaway.curvature.choice import Curvature
 from giveaway.curvature.losses import loss_of
-from giveaway.curvature.optimum import gradient_sum
+from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.sketch import REDO_ABOVE, SketchedCurvature, exact_steps, records_to_redo
 from giveaway.linalg.processes import HERE, Execution, in_threads
 from giveaway.records import Head
@@ -165,6 +165,7 @@ class Scoring:
             names += [LEVERAGE, *(name + ERROR for name in self.curved)]
         self._place = {name: at for at, name in enumerate(names)}
         self.results = np.zeros((len(names), head.n if self.people is None else len(self.people.sizes)))
+        self.gradients = GradientSums(head) if head.linear else None
         self.total = self.drift = None
         if resolved.optimum == "corrected" and curvature is not None:
             self.total = gradient_sum(head, execution.processes).total
@@ -184,6 +185,8 @@ class Scoring:
         if (earlier := checkpoint.load(name)) is not None:
             self.results[:] = earlier["results"].numpy()
             done = earlier["done"]
+        if self.execution.processes.any(earlier is not None):
+            self.gradients = None  # of the records scored before nothing was added up
         lock = threading.Lock()
 
         def work(item: tuple[int, LoadedSpan, bool]) -> None:
@@ -201,12 +204,15 @@ class Scoring:
                 if checkpoint.due():
                     checkpoint.save(name, {"results": torch.from_numpy(self.results), "done": done})
 
-        loaded = (
-            (place, LoadedSpan(self.head, span, curvature, self.drift), sampled)
-            for place, (span, sampled) in enumerate(share)
-            if not done[place]
-        )
-        in_threads(work, loaded, self.head.device, None if curvature is None else curvature.windows_at_once)
+        def load() -> Iterator[tuple[int, LoadedSpan, bool]]:
+            for place, (span, sampled) in enumerate(share):
+                if not done[place]:
+                    loaded = LoadedSpan(self.head, span, curvature, self.drift)
+                    if self.gradients is not None:
+                        self.gradients.add(loaded.window)
+                    yield place, loaded, sampled
+
+        in_threads(work, load(), self.head.device, None if curvature is None else curvature.windows_at_once)
         self.execution.processes.sum_(torch.from_numpy(self.results))
 
     def redo_high_leverage(self, sketch: SketchedCurvature) -> dict[str, Any]:
@@ -272,8 +278,8 @@ class Scoring:
 
 def score(
     head: Head, resolved: Plan, curvature: Curvature | None, execution: Execution = HERE
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
-    """Return the plan's columns, attributes of the rows, and what a sketch says of itself."""
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any], GradientSums | None]:
+    """Return the plan's columns, attributes of the rows, what a sketch says of itself, and the gradient's sums."""
     scoring = Scoring(head, resolved, curvature, execution)
     scoring.walk()
     sketch: dict[str, Any] = {}
@@ -282,4 +288,4 @@ def score(
         sketch = {"relative_errors": errors_of}
         if scoring.stepped:
             sketch |= scoring.redo_high_leverage(scoring.sketch)
-    return *scoring.columns_and_attributes(), sketch
+    return *scoring.columns_and_attributes(), sketch, scoring.gradients

@@ -1,6 +1,5 @@
 """How an audit gets at H⁻¹: exactly (`Dense`), from random probes (`Sketch`), or whichever fits the memory (`Auto`)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +10,6 @@ from giveaway.curvature.sketch import Sketch, SketchedCurvature, budget, probes_
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, HERE, Execution, Processes
 from giveaway.records import Head
-from giveaway.records.head import Window
 
 Curvature = DenseCurvature | SketchedCurvature
 
@@ -89,19 +87,15 @@ def check_sketch(head: Head, sketch: Sketch) -> None:
         raise fail("curvature", "features that can be read many times for a sketch", got, remedy)
 
 
-def compute(
-    head: Head, choice: Choice, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
-) -> Curvature:
-    """Compute the chosen curvature; a dense one hands every window of its sums to `on_window`."""
+def compute(head: Head, choice: Choice, execution: Execution = HERE) -> Curvature:
+    """Compute the chosen curvature; an exact one by whichever way keeps its digits."""
     if choice.sketch is not None:
         return SketchedCurvature(head, choice.sketch, execution)
     if is_wide(head):
-        return OrthogonalCurvature(head, execution, on_window)
-    curvature = DenseCurvature(head, execution, on_window)
-    if keeps_digits(head, curvature, execution.processes.smallest(budget(None, head))):
-        taken_up, curvature = curvature.taken_up, OrthogonalCurvature(head, execution)
-        curvature.taken_up = taken_up
-    return curvature
+        return OrthogonalCurvature(head, execution)
+    curvature = DenseCurvature(head, execution)
+    better = keeps_digits(head, curvature, execution.processes.smallest(budget(None, head)))
+    return OrthogonalCurvature(head, execution) if better else curvature
 
 
 def expected_passes(head: Head, choice: Choice) -> int:

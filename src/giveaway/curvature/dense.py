@@ -24,15 +24,12 @@ PART_BYTES = 8_000_000  # of the features and the numbers of W in one part of th
 
 
 class DenseCurvature:
-    """The curvature of `head` at its outputs, summed over the records of all processes; every window read goes to
-    `on_window`. `size` is P; `taken_up` says that the sums went on from a checkpoint. One array of a batch of blocks
-    may take `array_bytes`, so that any number of windows may be scored at once."""
+    """The curvature of `head` at its outputs, of P = `size` parameters, summed over the records of all processes. One
+    array of a batch of blocks may take `array_bytes`, so that any number of windows may be scored at once."""
 
     windows_at_once: int | None = None
 
-    def __init__(
-        self, head: Head, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
-    ) -> None:
+    def __init__(self, head: Head, execution: Execution = HERE) -> None:
         processes, checkpoint = execution.processes, execution.checkpoint
         self._r = head.m - 1 if loss_of(head).coupled else 1  # rows of an inverted matrix a feature
         got = f"{head.width * self._r} coupled parameters"
@@ -40,7 +37,6 @@ class DenseCurvature:
         self._begin(head, dense_bytes(head), got, remedy)
         self.sums = PairTiles(head.width, self.loss.pairs, head.device)
         earlier, first = checkpoint.load(SAVED_SUMS), 0
-        self.taken_up = earlier is not None
         if earlier is not None:
             self.sums.pairs.copy_(earlier["sums"])
             first = int(earlier["parts"])
@@ -50,7 +46,6 @@ class DenseCurvature:
             window = head.window(parts[place])
             x, v = window.columns(), self.loss.pair_weights(window.outputs.to(torch.float64))
             self.sums.add(x, v if window.sample_weight is None else v * window.sample_weight)
-            on_window(window)
             execution.on_rows(len(window))
             if checkpoint.due():
                 checkpoint.save(SAVED_SUMS, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})

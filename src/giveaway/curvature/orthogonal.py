@@ -39,11 +39,9 @@ def keeps_digits(head: Head, curvature: DenseCurvature, available: int) -> bool:
 class OrthogonalCurvature(DenseCurvature):
     """As `DenseCurvature`, of a head with a penalty."""
 
-    taken_up = loses_digits = False
+    loses_digits = False
 
-    def __init__(
-        self, head: Head, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
-    ) -> None:
+    def __init__(self, head: Head, execution: Execution = HERE) -> None:
         got = f"{head.n} records of {head.width} features"
         self._begin(head, orthogonal_bytes(head), got, "take curvature=Sketch(), or a machine with more memory")
         x = torch.zeros(head.n, head.width, dtype=torch.float64, device=head.device)
@@ -51,7 +49,6 @@ class OrthogonalCurvature(DenseCurvature):
         for part in execution.processes.share(list(head.slices(MOST_ROWS))):
             window = head.window(part)
             x[part], outputs[part, 0], weight[part, 0, 0] = window.rows(), window.outputs.to(x), window.weights
-            on_window(window)
             execution.on_rows(len(window))
         for tensor in (x, outputs, weight):
             execution.processes.sum_(tensor)
