@@ -250,7 +250,7 @@ def test_a_folder_of_other_options_or_records_is_refused_and_stays_as_it_was(giv
         ("records.npz --kernel rbg", "kernel: expected a known name, got 'rbg'; did you mean rbf?"),
         ("records.npz --length 2", "length: expected one of the kernels rbf, laplace, got nngp"),
         ("records.npz --noise much", "Invalid value for '--noise': 'much' is not a valid float."),
-        ("records.npz --records 3;4", "records: expected row numbers such as 3,17, got '3;4'; separate them"),
+        ("records.npz --records 3;4", "records: expected whole numbers such as 3,17, got '3;4'; separate them"),
         ("records.npz --records 30", "rows: expected rows from 0 to 29, got row 30"),
         ("records.npz --queries missing.npz", "queries: expected a file that exists, got missing.npz"),
         ("records.npz --queries records.npz", "queries: expected the key queries in records.npz, got keys"),

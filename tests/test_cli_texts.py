@@ -189,6 +189,7 @@ REFUSED = {
     ("--lm", "users_lm:alone"): "tokenizer: expected the model's tokenizer beside strings, got none; pass tokenizer=",
     ("--data", "users_lm:nothing"): "dataset: expected at least 2 documents, got none",
     ("--scores", "newton"): "scores: expected",
+    ("--config", "continued=3"): "continued: expected whole numbers such as 3,17, got '3'; separate them by commas",
 }
 
 
@@ -206,9 +207,10 @@ def test_rules_on_what_texts_do_not_have(giveaway, mine):
 
 
 def test_a_tokenizer_and_a_length_through_config(done, mine):
-    settings = config(tokenizer="users_lm:words", max_length=4, batch_size=7)
+    settings = config(tokenizer="users_lm:words", max_length=4, batch_size=7, continued="1,2")
     done("audit", "--lm", "users_lm:alone", "--data", "users_lm:texts", "--out", "audit", *settings)
     assert ScoreTable.load("audit")["tokens"].max() == 3
+    assert ScoreTable.load("audit").meta.continuation.tokens == 2
 
 
 @pytest.mark.slow

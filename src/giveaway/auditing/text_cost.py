@@ -38,7 +38,7 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
     """Read the first rows as `from_causal_lm` reads all, and say what all will take."""
     loader = dataset if isinstance(dataset, DataLoader) else None
     every: Any = dataset if loader is None else loader.dataset
-    rows, size = len(every), options.get("batch_size", 8) if loader is None else loader.batch_size
+    rows, size = len(every), (options.get("batch_size") if loader is None else loader.batch_size) or 8
     timed = min(rows, max(TIMED, 2 * size))
     first: Any = Subset(every, range(timed))
     if loader is not None:

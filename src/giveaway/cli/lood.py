@@ -20,7 +20,7 @@ from giveaway.auditing.cost import price_process
 from giveaway.auditing.store import AuditFolder, check_folder, provenance, save_audit
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
 from giveaway.cli.audit_folder import RANKING_ONLY, ROWS_OF_PEOPLE
-from giveaway.cli.source import device_named, names_in, to_toml
+from giveaway.cli.source import device_named, names_in, to_toml, whole_numbers
 from giveaway.extract.user_files import inputs_from, read_npz_keys
 from giveaway.figures import lood_map, query_pictures
 from giveaway.gp.attack import record_attack
@@ -100,7 +100,11 @@ def lood_into(path: str, out: str, options: dict[str, Any], overwrite: bool) -> 
         table = replace(table, meta=replace(table.meta, seconds=seconds, provenance=origin))
         pages: Pages = {"lood.png": figure_bytes(lood_map(table["lood_kl"], table["lood_mean"]))}
         if groups is None:
-            rows = _rows(options["records"]) if "records" in options else table.order()[:CLOSELY].copy()
+            rows = (
+                np.array(whole_numbers("records", options["records"]))
+                if "records" in options
+                else table.order()[:CLOSELY].copy()
+            )
             searched = {name: options[name] for name in ("optimize", "starts", "steps", "seed") if name in options}
             on_stage("Gaussian process, single records", 0, 1)
             bounds = (options["low"], options["high"]) if limits else None
@@ -113,13 +117,6 @@ def _process(options: dict[str, Any]) -> Process:
     named = {field.name for field in fields(KernelChoice)} - {"name"}
     choice = KernelChoice(options["kernel"], **{name: options[name] for name in named if name in options})
     return Process(choice, options["noise"])
-
-
-def _rows(text: str) -> np.ndarray:
-    try:
-        return np.array([int(part) for part in text.split(",")])
-    except ValueError as error:
-        raise fail("records", "row numbers such as 3,17", repr(text), "separate them by commas") from error
 
 
 def study(

@@ -49,7 +49,7 @@ TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_HEAD},
     "estimator": {"data", "held_out", "allow_pickle"},
     "model": {"weights", "data", "allow_pickle", "held_out", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH, *OF_READING},
-    "lm": {"data", "base", "tokenizer", "max_length", "batch_size"},
+    "lm": {"data", "base", "tokenizer", "max_length", "continued", "batch_size"},
 }
 NOT_WITH_LM = ("inputs", "kernel", "noise", "optimum", "l2_sensitivity")
 NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
@@ -153,6 +153,8 @@ def _from_lm(
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
     arguments = lm_arguments(options, say, device_named(options.get("device")))
+    if "continued" in options:
+        arguments["continued"] = tuple(whole_numbers("continued", options["continued"], 2))
     return price_texts(**arguments) if dry_run else from_causal_lm(**arguments, **names, progress=True)
 
 
@@ -237,6 +239,14 @@ def names_in(path: str, argument: str = "groups") -> np.ndarray:
     except (OSError, EOFError, ValueError) as error:
         raise fail(argument, "a .npy of names, or a text file with one a line", path, "check the file") from error
     return check_names(argument, names, len(names), unique=False)
+
+
+def whole_numbers(argument: str, text: str, count: int | None = None) -> list[int]:
+    """Return whole numbers that are separated by commas, `count` of them."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts) or count not in (None, len(parts)):
+        raise fail(argument, "whole numbers such as 3,17", repr(text), "separate them by commas")
+    return [int(part) for part in parts]
 
 
 def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, Any]:
