@@ -48,12 +48,10 @@ def recall_curves(
     curves = {name: recall_curve(values, known, top) for name, values in columns.items()}
     height = {name: float(recalls.mean()) for name, (_, recalls) in curves.items()}
     title = f"What each score finds of the {percent(top)} most exposed of {len(known):,} records"
-    figure, axes = blank(title, (7.2, 4.6), axes)
+    _, axes = blank(title, (7.2, 4.6), axes)
     kept = max(KEPT, 1 / len(known))
-    labels = {
-        name: f"{name}: {100 * recall_at(values, known, top, kept):.0f} % in {percent(kept)}"
-        for name, values in columns.items()
-    }
+    found = {name: 100 * recall_at(values, known, top, kept) for name, values in columns.items()}
+    labels = {name: f"{name}: {recall:.0f} % in {percent(kept)}" for name, recall in found.items()}
     _draw_curves(axes, curves, height, labels, "scores", first=ranked_by)
     keeps = log_spaced_counts(len(known)) / len(known)
     axes.plot(keeps, keeps, zorder=1, **CHANCE)
@@ -62,8 +60,7 @@ def recall_curves(
     axes.set_ylabel(f"share of the true top {percent(top)} found (percent)")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: percent(value))
-    legend(axes, "found among those kept")
-    return figure
+    return legend(axes, "found among those kept")
 
 
 def roc_curves(attacks: Sequence[AttackSummary], *, axes: Axes | None = None) -> Figure:
@@ -84,7 +81,7 @@ def draw_roc(
     curves: Mapping[str, Curve], aucs: Mapping[str, tuple[float, float, float]], axes: Axes | None = None
 ) -> Figure:
     """Draw thinned ROC curves, each of which begins at one false positive; AUCs come with their interval."""
-    figure, axes = blank("What the attack finds at each rate of false alarms", (6.2, 5.4), axes)
+    _, axes = blank("What the attack finds at each rate of false alarms", (6.2, 5.4), axes)
     labels = {name: f"{name}: AUC {auc:.3f} ({low:.3f}–{high:.3f})" for name, (auc, low, high) in aucs.items()}
     height = {name: auc for name, (auc, _, _) in aucs.items()}
     _draw_curves(axes, curves, height, labels, "attacks", drawstyle="steps-post")
@@ -97,18 +94,11 @@ def draw_roc(
     axes.set(xscale="log", yscale="log", xlim=(edge, 1), ylim=(edge, 1.1))
     axes.set_xlabel("false-positive rate: share of non-members called members")
     axes.set_ylabel("true-positive rate: share of members called members")
-    legend(axes)
-    return figure
+    return legend(axes)
 
 
 def _draw_curves(
-    axes: Axes,
-    curves: Mapping[str, Curve],
-    height: Mapping[str, float],
-    labels: Mapping[str, str],
-    others: str,
-    first: str | None = None,
-    drawstyle: Any = "default",
+    axes: Axes, curves: Mapping[str, Curve], height: Any, labels: Any, others: str, *, first: Any = None, **style: Any
 ) -> None:
     """Draw the highest curves, and `first`, in colour, and the rest in grey with one label."""
     if not curves:
@@ -117,11 +107,11 @@ def _draw_curves(
     rest = [name for name in curves if name not in chosen]
     for place, name in enumerate(sorted(chosen, key=lambda name: -height[name])):
         width = 2.6 if name == first else 1.8
-        (line,) = axes.plot(*curves[name], color=COLOURS[place], linewidth=width, drawstyle=drawstyle, zorder=3 + place)
+        (line,) = axes.plot(*curves[name], color=COLOURS[place], linewidth=width, zorder=3 + place, **style)
         line.set(label=labels[name], linestyle=DASHES[place])  # curves often lie on each other
     for name in rest:
         label = f"{len(rest)} other {others}" if name == rest[0] else None
-        axes.plot(*curves[name], color=PALE, linewidth=1, label=label, drawstyle=drawstyle, zorder=2)
+        axes.plot(*curves[name], color=PALE, linewidth=1, label=label, zorder=2, **style)
 
 
 def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None) -> Figure:
@@ -136,15 +126,14 @@ def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None)
     marked = highest[(loss[highest] >= axis(loss)) & (leverage[highest] >= axis(leverage))]
     label = f"{len(highest):,} most exposed by {plain(table.ranking())}"
     label = label if len(marked) == len(highest) else f"{len(marked):,} of the {label}"
-    figure, axes = blank(f"Loss and leverage: {title}", (7.0, 5.0), axes)
+    _, axes = blank(f"Loss and leverage: {title}", (7.0, 5.0), axes)
     axes.scatter(loss[shown], leverage[shown], color=COLOURS[0], alpha=0.45, label="a row", **DOTS)
     ringed: Any = {"s": 26, "color": COLOURS[1], "edgecolors": "white", "linewidths": 0.5}
     axes.scatter(loss[marked], leverage[marked], label=label, **ringed)
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("loss of the row in the audited model (logarithmic)")
     axes.set_ylabel("leverage: its pull on the model's last layer (logarithmic)")
-    legend(axes)
-    return figure
+    return legend(axes)
 
 
 def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
@@ -154,10 +143,9 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
         raise fail("table", "an audit with a trace of the training", "none", "pass trace= to audit")
     if table.meta.by_person:
         raise fail("table", "rows that are records", "people", "audit the records, by a head without groups")
-    shown = min(len(trace.rows), len(table))
-    what = table.meta.rows_are
+    shown, what = min(len(trace.rows), len(table)), table.meta.rows_are
     title = f"When the {shown} most exposed of {len(table):,} {what} were learned"
-    figure, axes = blank(title, (8.2, 4.4), axes)
+    _, axes = blank(title, (8.2, 4.4), axes)
     low, middle, high = np.sqrt(np.maximum(np.array(trace.band, dtype=np.float64), 0.0)).T
     epochs = np.arange(1, trace.epochs + 1)
     axes.fill_between(epochs, low, high, color=PALE, alpha=0.6, linewidth=0, label=f"80 % of all {what}", zorder=1)
@@ -172,10 +160,8 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
             style = {"color": COLOURS[place], "linestyle": DASHES[place], "linewidth": 1.8}
         axes.plot(epochs[there], roots[there], marker=".", markersize=4, label=label, zorder=20 - place, **style)
     axes.set(xlim=(min(1, trace.epochs - 1), trace.epochs), ylim=(0, None))
-    axes.set_xlabel("epoch of training")
-    axes.set_ylabel("root of the loss as training came to it")
-    legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
+    axes.set(xlabel="epoch of training", ylabel="root of the loss as training came to it")
+    return legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -> Figure:
@@ -192,7 +178,7 @@ def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -
     groups = sorted(uneven, key=lambda group: group.ratio)  # the highest on top
     title = f"Classes of the top {percent(share)} by {plain(table.ranking())} ({count:,} of {n:,} rows)"
     title += f", {len(groups)} of {len(known)}" if len(groups) < len(known) else ""
-    figure, axes = blank(title, (7.8, 1.8 + 0.28 * len(groups)), axes)
+    _, axes = blank(title, (7.8, 1.8 + 0.28 * len(groups)), axes)
     heights = range(len(groups))
     low, high = [group.low for group in groups], [group.high for group in groups]
     axes.hlines(heights, low, high, color=PALE, linewidth=8, label="by chance (95 %)", zorder=2)
@@ -206,17 +192,15 @@ def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -
     largest = max(1.0, *high, *(group.ratio for group in groups))
     axes.set(xlim=(-0.05, 1.08 * largest), ylim=(-1.6, len(groups) - 0.4))
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("share of the top ÷ share of all rows")
-    axes.set_ylabel("class")
-    legend(axes, loc="lower right", ncols=2)  # in the free line below the classes
-    return figure
+    axes.set(xlabel="share of the top ÷ share of all rows", ylabel="class")
+    return legend(axes, loc="lower right", ncols=2)  # in the free line below the classes
 
 
 def tradeoff_curves(
     curves: Mapping[str, TradeOff], *, title: str = "Errors of the best attack", axes: Axes | None = None
 ) -> Figure:
     """Draw missed members β against falsely accused non-members α, a line per curve; chance is the falling diagonal."""
-    figure, axes = blank(title, (5.6, 5.0), axes)
+    _, axes = blank(title, (5.6, 5.0), axes)
     alpha = np.concatenate([np.geomspace(1e-6, 1e-2, POINTS // 4), np.linspace(1e-2, 1, POINTS)[1:]])
     for place, (label, curve) in enumerate(curves.items()):
         style = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
@@ -225,8 +209,7 @@ def tradeoff_curves(
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_xlabel("false-positive rate α: share of non-members accused")
     axes.set_ylabel("false-negative rate β: share of members missed")
-    legend(axes)
-    return figure
+    return legend(axes)
 
 
 def _finite(argument: str, values: ArrayLike) -> np.ndarray:

@@ -135,10 +135,11 @@ def axis_from(values: np.ndarray) -> float:
     return float(ordered[gaps[-1] + 1] if len(gaps) else ordered[0]) if len(ordered) else np.inf
 
 
-def legend(axes: Axes, title: str | None = None, **options: Any) -> None:
-    """Add a legend without a frame."""
+def legend(axes: Axes, title: str | None = None, **options: Any) -> Figure:
+    """Add a legend without a frame, and return the figure."""
     options = {"loc": "best", "title": title, "title_fontsize": 10, "alignment": "left"} | options
     axes.legend(frameon=False, fontsize=10, **options)
+    return figure_of(axes)
 
 
 def percent(share: float) -> str:

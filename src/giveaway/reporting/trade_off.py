@@ -21,7 +21,7 @@ def trade_off(found: Mitigation, *, axes: "Axes | None" = None) -> "Figure":
 
     Bars are 95 % intervals: upright of the AUC, across of the difference in accuracy to the training as it is.
     """
-    figure, axes = blank("What each remedy costs, and what it buys", (9.6, 5.4), axes)
+    _, axes = blank("What each remedy costs, and what it buys", (9.6, 5.4), axes)
     start = found.outcomes[0]
     kinds: dict[str, list[Any]] = {}
     for outcome in found.outcomes[1:]:
@@ -45,8 +45,7 @@ def trade_off(found: Mitigation, *, axes: "Axes | None" = None) -> "Figure":
     axes.set_xlabel(f"{found.measure} on {found.held_out:,} records held out")
     by = f"{found.models} shadow models a remedy" if found.models else "the model's own losses, a weak attack"
     axes.set_ylabel(f"attack's AUC on the {found.top:,} most exposed\n({by})")
-    legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
+    return legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _mark(axes: "Axes", outcome: Any, colour: str, marker: str, label: str | None) -> None:
