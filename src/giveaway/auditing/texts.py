@@ -83,7 +83,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
         times = Counter(each)
         attributes["copies"] = np.array([times[one] - 1 for one in each])
         meta["repeats"] = {"exact": int((attributes["copies"] > 0).sum()), "near": 0}
-    more, meta["continuation"] = continuation(texts, unit)
+    more, meta["continuation"] = continuation(texts)
     wanted = {name: columns[name] for name in dict.fromkeys(names)}
     table = ScoreTable(wanted, rows.ids, Meta.from_json(meta), attributes | more)
     return replace(table, own_terms=own_terms(rows, others, table.order(), unit))

@@ -122,8 +122,8 @@ def _audited(table: ScoreTable, shared: bool) -> Answer:
     kind = MODELS.get(meta.loss, MODELS["classes"])[0] + (f" ({shown_text(meta.model, 60)})" if meta.model else "")
     title = [f"{shown_text(meta.title, 120)}."] if meta.title else []
     ranked = f"Every {meta.row_is} got a rank; rank 1 looks easiest to recognize as part of the training data."
-    short, *rest = [*title, f"{kind}, trained on {_rows(table, shared)}.", ranked]
-    return Answer("What was audited?", short, " ".join(rest))
+    said = [*title, f"{kind}, trained on {_rows(table, shared)}.", ranked]
+    return Answer("What was audited?", said[0], " ".join(said[1:]))
 
 
 def _attacker(table: ScoreTable, access: str) -> Answer:

@@ -35,7 +35,7 @@ def continues(texts: Texts, best: np.ndarray) -> np.ndarray:
     return texts.sums(best & asked) == tokens
 
 
-def continuation(texts: Texts, unit: str) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
+def continuation(texts: Texts) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
     """Return the columns of a table's rows, and what its metadata say; None where no text is long enough."""
     prefix, tokens = texts.continued
     now = continues(texts, texts.best)
@@ -45,8 +45,8 @@ def continuation(texts: Texts, unit: str) -> tuple[dict[str, np.ndarray], dict[s
     if texts.base_best is not None:
         columns["longest_run_before"] = longest_runs(texts, texts.base_best)
         told["before"] = int((now & continues(texts, texts.base_best)).sum())
-    if unit == "person":
-        _, person = np.unique(texts.groups, return_inverse=True)  # type: ignore[arg-type]
+    if texts.groups is not None:
+        _, person = np.unique(texts.groups, return_inverse=True)
         columns = {name: _largest(values, person) for name, values in columns.items()}
     return columns, told if told["texts"] else None
 
