@@ -26,7 +26,7 @@ import giveaway as ga
 from benchmarks.measuring import ROOT, digits, read_options, timed, write_parts
 from giveaway.attacks.shadow_store import seconds_in
 
-MODELS, SLICE, RECORDS, EPOCHS = 64, 16, 5_000, 40
+MODELS, SLICE, RECORDS, EPOCHS = 32, 16, 5_000, 150
 SMALL = {"MODELS": 8, "SLICE": 4, "RECORDS": 300, "EPOCHS": 3}
 
 

@@ -149,10 +149,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def torchrun(*what: str) -> list[str]:
-    """Two processes that meet on this machine without asking for its name, which not every machine can resolve."""
+def torchrun(*what: str, processes: int = 2) -> list[str]:
+    """Processes that meet on this machine without asking for its name, which not every machine can resolve."""
     meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting, *what]
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), *meeting, *what]
 
 
 def made_arrays(kind: str, *, n: int = 60, d: int = 4, seed: int = 0) -> dict:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway.records import ScoreTable
+from giveaway.records import LossTrace, ScoreTable
 from giveaway.storage.checkpoint import FolderCheckpoint
 from tests.conftest import config, torchrun
 from tests.test_cli import folder  # noqa: F401
@@ -31,13 +31,14 @@ def arrays(folder) -> dict[str, np.ndarray]:  # noqa: F811
     return arrays
 
 
-def two_processes(*arguments: object, script: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Two processes of the command line, or of a script that runs it."""
+def two_processes(
+    *arguments: object, script: Path | None = None, processes: int = 2, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Two processes, or more, of the command line, or of a script that runs it."""
     what = ["-m", "giveaway"] if script is None else [str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        torchrun(*what, *map(str, arguments)), capture_output=True, text=True, env=environment, timeout=300
-    )
+    command = torchrun(*what, *map(str, arguments), processes=processes)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def same(one: str, other: str, *, rtol: float) -> ScoreTable:
@@ -99,30 +100,60 @@ def test_a_score_of_the_records_alone_does_not_end_the_other_process(done, array
     same("alone", "together", rtol=1e-9)
 
 
-DYING = """
+BY_LANDMARKS = """
 import os, sys
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.auditing import scoring
-walk = scoring.Scoring.walk
-def dies(self, *arguments):
-    if os.environ["RANK"] == "1":
+from giveaway.storage.checkpoint import FolderCheckpoint
+from giveaway.views import left_out
+FolderCheckpoint.due = lambda self: True  # every piece of work is saved
+left_out.EXACT_UP_TO = 100
+of_landmarks = left_out.landmark_features
+def dies(*arguments, **options):
+    if os.environ["RANK"] == os.environ.get("DIES"):
         os._exit(9)
-    walk(self, *arguments)
-scoring.Scoring.walk = dies
+    return of_landmarks(*arguments, **options)
+left_out.landmark_features = dies
 from giveaway.cli import main
 main()
 """
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_run_and_leaves_no_table(arrays):
-    script = Path("dying.py")
-    script.write_text(DYING)
-    ended = two_processes("audit", "--features", "features.npz", "--out", "together", *QUIET, script=script)
+def test_processes_share_sketch_views_and_trace_and_go_on_after_one_has_died(done, arrays, monkeypatch):
+    few = {name: values[:600] if len(values) == N else values for name, values in arrays.items()}
+    np.savez("few.npz", **few)
+    rng = np.random.default_rng(2)
+    images = rng.integers(0, 200, (600, 8, 8)) + 10 * few["targets"][:, None, None]
+    np.save("images.npy", images.astype(np.uint8))
+    outputs = few["features"] @ few["weight"].T + few["bias"]
+    losses = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(600), few["targets"]]
+    trace = LossTrace(600, targets=few["targets"])
+    for epoch in range(4):
+        trace.add(np.arange(600), losses + rng.exponential(size=600) / (1 + epoch))
+    trace.save("losses.trace")
+    options, rtol = KINDS["sketch"]
+    records = ("--inputs", "images.npy", "--trace", "losses.trace")
+    command = ("audit", "--features", "few.npz", "--l2", 1, *records, *QUIET, *options)
+    with monkeypatch.context() as patch:
+        patch.setattr("giveaway.views.left_out.EXACT_UP_TO", 100)
+        done(*command, "--out", "alone")
+    script = Path("landmarks.py")
+    script.write_text(BY_LANDMARKS)
+    ended = two_processes(*command, "--out", "together", script=script, DIES="1")
     assert ended.returncode != 0
+    assert "Open together" not in ended.stdout
     assert not Path("together/scores.npz").exists()
     assert not Path("together/audit.json").exists()
-    assert "Open together" not in ended.stdout
+    assert len(os.listdir("together/checkpoint")) > 2
+    for out, processes, more in (("together", 2, ("--resume",)), ("four", 4, ())):
+        ended = two_processes(*command, "--out", out, *more, script=script, processes=processes)
+        assert ended.returncode == 0, ended.stderr
+        table, alone = ScoreTable.load(out), ScoreTable.load("alone")
+        assert {"fused", "left_out", "trace", "newton"} <= set(table.columns)
+        assert (table.meta.processes, table.meta.view.method) == (processes, "landmarks")
+        for name in alone.columns:
+            np.testing.assert_allclose(table[name], alone[name], rtol=max(rtol, 1e-4), atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(table["others_say"], alone["others_say"])
 
 
 LEAVING = """

@@ -94,7 +94,7 @@ def plan(
     there = {source: value is not None for source, value in given.items()}
     required = "others" in sources or ("fused" in sources and not any(there.values()))
     viewed = DEFAULT in named or "fused" in sources or required or ("theory" in sources and head.inputs is not None)
-    view, no_view = view_of(head, required=required) if viewed else (None, None)
+    view, no_view = view_of(head, required=required, processes=processes) if viewed else (None, None)
     if no_view is not None and any(there.values()):
         no_view = no_view.replace("No fused score", "No left_out score")
     there["others"] = view is not None

@@ -106,6 +106,8 @@ def audit(
         columns = {name: columns[name] for name in resolved.scores if name in columns}
         if optimum != "refit":  # what was said of records held out is of the model as it was
             meta["predicted_share"] = _predicted_share(head)
+    elif resolved.view is not None and (resolved.of_view or resolved.of_theory):
+        resolved.view.assist(explained=bool(resolved.of_view) and resolved.unit == "record")
     if not columns:
         raise InputError(f"scores: {HELD_BACK}")
     meta |= {

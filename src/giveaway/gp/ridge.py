@@ -9,6 +9,7 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
 from giveaway.linalg.dense import solve_floored
+from giveaway.linalg.processes import ALONE, Processes
 
 RELATIVE = tuple(10.0 ** (k / 2) for k in range(-18, 3))  # the default grid, times the trace of ZᵀZ
 CAP = 1e-10  # least 1 − h that is divided by
@@ -36,13 +37,20 @@ class RidgeErrors:
 
 
 def leave_one_out_ridge(
-    features: Blocks, targets: Any, *, grid: Sequence[float] | None = None, groups: Any = None, standardize: bool = True
+    features: Blocks,
+    targets: Any,
+    *,
+    grid: Sequence[float] | None = None,
+    groups: Any = None,
+    standardize: bool = True,
+    processes: Processes = ALONE,
 ) -> RidgeErrors:
     """Leave out every record, or every group, in turn; the l2 is the best of `grid` (1e-9 to 10 times the trace of ZᵀZ)
     by left-out error. `targets` are (n,) or (n, C) numbers, `groups` one name a record.
 
     There are two passes over the features after a look at the first block; one more where n·C·G errors are over 1 GiB,
-    one for each GiB of grouped rows.
+    one for each GiB of grouped rows. Of several processes, each gives the features of its share of the rows, and all
+    get the errors of all.
 
     >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
     >>> leave_one_out_ridge(lambda: iter([x]), [1.0, 2.0, 3.0, 5.0], grid=[1e-9]).error.squeeze(1).round(decimals=3)
@@ -50,7 +58,7 @@ def leave_one_out_ridge(
     """
     y = as_targets(targets)
     members = {1: torch.arange(len(y)).unsqueeze(1)} if groups is None else rows_of_groups(groups, len(y))
-    decomposition, trace = _decompose(features, y, standardize)
+    decomposition, trace = _decompose(features, y, standardize, processes)
     strengths = decomposition.b.new_tensor([(trace or 1.0) * share for share in RELATIVE] if grid is None else grid)
     n, outputs = y.shape
 
@@ -63,7 +71,7 @@ def leave_one_out_ridge(
             squares += torch.where(capped.any(0), torch.inf, part.square().sum((0, 2)))
             if keep:
                 error[rows], rest[rows] = part, beside
-        return squares, error, rest
+        return decomposition.processes.sum_(squares), error, rest
 
     keep = 8 * n * outputs * len(strengths) <= KEPT_BYTES
     squares, error, rest = left_out(strengths, keep)
@@ -73,14 +81,16 @@ def leave_one_out_ridge(
     place = best if keep else 0
     if not keep:
         _, error, rest = left_out(strengths[best : best + 1], True)
-    leverage = (1.0 - rest[:, place].cpu()).clamp(0.0, 1.0)
+    of_all = [decomposition.processes.sum_(part[:, place].cpu()) for part in (error, rest)]
+    leverage = (1.0 - of_all[1]).clamp(0.0, 1.0)
     method, l2 = "dual" if decomposition.turn is None else "primal", float(strengths[best])
-    return RidgeErrors(error[:, place].cpu(), leverage, l2, strengths.cpu(), loo_error.cpu(), method)
+    return RidgeErrors(of_all[0], leverage, l2, strengths.cpu(), loo_error.cpu(), method)
 
 
 @dataclass(frozen=True, eq=False)
 class _Decomposition:
-    """a, eigenvalues s (k,), weights b (k, C), centred targets (n, C); `turn` (d, k) is V scaled, None in the dual."""
+    """a, eigenvalues s (k,), weights b (k, C), centred targets (n, C); `turn` (d, k) is V scaled, None in the dual,
+    where every process has all rows."""
 
     a: float
     values: torch.Tensor
@@ -89,6 +99,7 @@ class _Decomposition:
     blocks: Blocks
     mean: torch.Tensor
     turn: torch.Tensor | None
+    processes: Processes = ALONE
 
     def filters(self, grid: torch.Tensor) -> torch.Tensor:
         """Return g (k, G), one column an l2."""
@@ -97,7 +108,7 @@ class _Decomposition:
 
     def coordinates(self, wanted: torch.Tensor, numbers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Walk over row numbers and rows of P, blockwise, of the records `wanted` (n,)."""
-        start = 0
+        start = self.processes.share(range(len(self.centred))).start
         for block in _float_blocks(self.blocks, numbers):
             rows = torch.arange(start, start + len(block), device=block.device)
             start += len(block)
@@ -107,7 +118,9 @@ class _Decomposition:
                 yield rows, block if self.turn is None else (block - self.mean) @ self.turn
 
 
-def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tuple[_Decomposition, float]:
+def _decompose(
+    blocks: Blocks, targets: torch.Tensor, standardize: bool, processes: Processes
+) -> tuple[_Decomposition, float]:
     """Return the decomposition and the trace of ZᵀZ, by the smaller of d × d and n × n."""
     n = len(targets)
     first = next(_float_blocks(blocks, NUMBERS))
@@ -116,14 +129,16 @@ def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tupl
     check_memory("features", needed, what="a decomposition", got=got, remedy="use fewer features")
     centred = targets.to(first.device) - targets.mean(0).to(first.device)
     if d <= n:
-        mean, gram, cross = _moments(_float_blocks(blocks, NUMBERS), targets, first)
+        mean, gram, cross = _moments(_float_blocks(blocks, NUMBERS), processes.share(targets), first, processes)
         scale = column_scale(mean, (gram.diagonal() / n).sqrt(), standardize)
         gram = gram.mul_(scale).mul_(scale.unsqueeze(1))
         trace = float(gram.trace())
         values, vectors = torch.linalg.eigh(gram)
         b, turn = vectors.T @ (scale.unsqueeze(1) * cross), scale.unsqueeze(1) * vectors
-        return _Decomposition(1.0, values.clamp_min(0.0), b, centred, blocks, mean, turn), trace
-    features = torch.cat(list(_float_blocks(blocks, NUMBERS)))  # n < d: fewer numbers than d × d
+        return _Decomposition(1.0, values.clamp_min(0.0), b, centred, blocks, mean, turn, processes), trace
+    features = first.new_zeros(n, d)  # n < d: fewer numbers than d × d
+    torch.cat(list(_float_blocks(blocks, NUMBERS)), out=processes.share(features))
+    processes.sum_(features)
     check_finite("features", features)
     mean = features.mean(0)
     features = features - mean
@@ -137,9 +152,10 @@ def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tupl
 
 
 def _moments(
-    blocks: Iterator[torch.Tensor], targets: torch.Tensor, like: torch.Tensor
+    blocks: Iterator[torch.Tensor], targets: torch.Tensor, like: torch.Tensor, processes: Processes = ALONE
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return x̄ (d,), Σ(x − x̄)(x − x̄)ᵀ and Σ(x − x̄)yᵀ from one pass; blocks are merged as Chan does."""
+    """Return x̄ (d,), Σ(x − x̄)(x − x̄)ᵀ and Σ(x − x̄)yᵀ from one pass; blocks, and the rows of processes, are merged as
+    Chan does."""
     n, d, outputs = 0, like.shape[1], targets.shape[1]
     mean, gram, cross, target_mean = (like.new_zeros(shape) for shape in ((d,), (d, d), (d, outputs), (outputs,)))
     for block in blocks:
@@ -155,6 +171,13 @@ def _moments(
         mean += step * (rows / (n + rows))
         target_mean += target_step * (rows / (n + rows))
         n += rows
+    if processes.size > 1:
+        counted = processes.sum_(torch.cat([mean, target_mean, mean.new_ones(1)]) * n)
+        of_all, targets_of_all = counted[:-1].div_(counted[-1]).split([d, outputs])
+        step, target_step = mean - of_all, target_mean - targets_of_all
+        processes.sum_(gram.addr_(step, step, alpha=n))
+        processes.sum_(cross.addr_(step, target_step, alpha=n))
+        mean = of_all
     return mean, gram, cross
 
 
@@ -178,11 +201,14 @@ def _left_out(of: _Decomposition, grid: torch.Tensor, members: dict[int, torch.T
         slot = torch.full((n,), -1, dtype=torch.int64, device=g.device)
         every = torch.cat([rows.flatten() for rows in chunk]).to(g.device)
         slot[every] = torch.arange(len(every), device=g.device)
-        held = torch.empty(len(every), len(of.values), dtype=torch.float64, device=g.device)
+        held = torch.zeros(len(every), len(of.values), dtype=torch.float64, device=g.device)
         for rows, p in of.coordinates(slot >= 0, numbers):
             held[slot[rows]] = p
+        of.processes.sum_(held)
         for rows in chunk:
-            for part in rows.to(g.device).split(max(1, BATCH // (rows.shape[1] * max(d, rows.shape[1])))):
+            most = max(1, BATCH // (rows.shape[1] * max(d, rows.shape[1])))
+            own = of.processes.share(rows.to(g.device))
+            for part in own.split(most) if len(own) else ():
                 yield _groups_left_out(of, g, part, held[slot[part]])
 
 

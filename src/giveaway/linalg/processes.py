@@ -69,10 +69,18 @@ class Processes:
             letters[: len(text)] = torch.tensor([ord(letter) for letter in text], dtype=torch.int64)
         return "".join(chr(letter) for letter in self.sum_(letters).tolist() if letter)
 
+    def of_first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give every process the first one's tensor; all must have one of that shape."""
+        return self.sum_(tensor if self.first else torch.zeros_like(tensor))
+
+    def of_each(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give every process the tensors (size, …) of all, in their order."""
+        every = torch.zeros(self.size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        every[self.rank] = tensor
+        return self.sum_(every)
+
     def smallest(self, number: int) -> int:
-        numbers = torch.zeros(self.size, dtype=torch.int64)
-        numbers[self.rank] = number
-        return int(self.sum_(numbers).min())
+        return int(self.of_each(torch.tensor(number)).min())
 
     def any(self, flag: bool) -> bool:
         """Whether a process says so."""

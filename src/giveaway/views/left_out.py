@@ -12,6 +12,7 @@ import torch
 from giveaway.checks import available_memory, check_finite
 from giveaway.gp.posterior import LeftOutErrors, kernel_regression, left_out_errors
 from giveaway.gp.ridge import Blocks, as_targets, column_scale, leave_one_out_ridge, rows_of_groups
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.text import OnStage, quiet
 
 EXACT_UP_TO = 30_000  # records whose whole kernel is factored
@@ -41,10 +42,13 @@ class RecordFeatures:
     block: int
     shares: tuple[tuple[int, float], ...] = ()
 
-    def __call__(self, on_stage: OnStage = quiet, stage: str = "") -> Iterator[torch.Tensor]:
-        for start in range(0, self.n, self.block):
-            on_stage(f"second view, {stage}", start, self.n)
-            yield self.of(slice(start, min(start + self.block, self.n)))
+    def __call__(
+        self, on_stage: OnStage = quiet, stage: str = "", processes: Processes = ALONE
+    ) -> Iterator[torch.Tensor]:
+        rows = processes.share(range(self.n))
+        for start in rows[:: self.block]:
+            on_stage(f"second view, {stage}", start - rows.start, len(rows))
+            yield self.of(slice(start, min(start + self.block, rows.stop)))
 
 
 class Scaling(NamedTuple):
@@ -110,24 +114,36 @@ def laplace_matrix(rows: torch.Tensor, length: float, on_stage: OnStage = quiet)
 
 
 def nearest(
-    features: RecordFeatures, scaling: Scaling, which: Any, count: int, on_stage: OnStage = quiet
+    features: RecordFeatures,
+    scaling: Scaling,
+    which: Any,
+    count: int,
+    on_stage: OnStage = quiet,
+    processes: Processes = ALONE,
 ) -> torch.Tensor:
-    """Return the numbers (r, count) of the records nearest to the records `which` (r,), nearest first; −1 for none."""
+    """Return the numbers (r, count) of the records nearest to the records `which` (r,), nearest first; −1 for none.
+
+    Of several processes, the first says which, and each looks among its share of the records.
+    """
     device = scaling.shift.device
-    own = torch.as_tensor(which, dtype=torch.int64, device=device)
+    own = processes.of_first(torch.as_tensor(which, dtype=torch.int64, device=device))
     if not len(own):
         return torch.empty(0, count, dtype=torch.int64)
     rows = scaling.apply(features.of(own.cpu()).to(device))
     best = torch.full((len(rows), count), torch.inf, device=device)
     near = torch.full((len(rows), count), -1, dtype=torch.int64, device=device)
-    first = 0
-    for block in features(on_stage, "nearest records"):
+    first = processes.share(range(features.n)).start
+    for block in features(on_stage, "nearest records", processes):
         apart = distances(rows, scaling.apply(block.to(device)))
         numbers = torch.arange(first, first + len(block), device=device)
         apart.masked_fill_(own.unsqueeze(1) == numbers, torch.inf)
         first += len(block)
         best, place = torch.cat([best, apart], dim=1).topk(count, dim=1, largest=False)
         near = torch.cat([near, numbers.expand(len(rows), -1)], dim=1).gather(1, place)
+    if processes.size > 1:
+        apart, numbers = (torch.cat([*processes.of_each(part)], dim=1) for part in (best, near))
+        best, place = apart.topk(count, dim=1, largest=False)
+        near = numbers.gather(1, place)
     return torch.where(best.isfinite(), near, -1).cpu()
 
 
@@ -159,19 +175,25 @@ def landmark_count(n: int) -> int:
 
 
 def landmark_features(
-    features: RecordFeatures, landmarks: torch.Tensor, scaling: Scaling, on_stage: OnStage = quiet
+    features: RecordFeatures,
+    landmarks: torch.Tensor,
+    scaling: Scaling,
+    on_stage: OnStage = quiet,
+    processes: Processes = ALONE,
 ) -> Blocks:
-    """Return features k(x, z) K_zz^{-1/2} of all records, blockwise: products approximate the kernel (Nyström)."""
+    """Return features k(x, z) K_zz^{-1/2} of all records (of a process, its share), blockwise: products approximate the
+    kernel (Nyström)."""
     kernel = laplace(landmarks, landmarks, scaling.length).fill_diagonal_(1.0).to(torch.float64)
-    values, vectors = torch.linalg.eigh(kernel)
+    # other machines may turn the eigenvectors differently
+    values, vectors = map(processes.of_first, torch.linalg.eigh(kernel))
     kept = values > NEGLIGIBLE * values[-1]
     root = (vectors[:, kept] / values[kept].sqrt()).float()
 
     def passes() -> Iterator[torch.Tensor]:
-        for block in features(on_stage, "features"):
+        for block in features(on_stage, "features", processes):
             yield laplace(scaling.apply(block.to(landmarks.device)), landmarks, scaling.length) @ root
 
-    if 4 * features.n * root.shape[1] > KEPT_BYTES:
+    if 4 * features.n * root.shape[1] > KEPT_BYTES * processes.size:
         return passes
     held = list(passes())
     return lambda: iter(held)
@@ -189,16 +211,23 @@ class LeftOutPrediction:
 
 
 def left_out_smooth(
-    columns: RecordFeatures, targets: torch.Tensor, *, groups: Any = None, on_stage: OnStage = quiet
+    columns: RecordFeatures,
+    targets: torch.Tensor,
+    *,
+    groups: Any = None,
+    on_stage: OnStage = quiet,
+    processes: Processes = ALONE,
 ) -> LeftOutPrediction:
     """Leave out each record, or group, of a table: ridge regression on its columns and Fourier features of them."""
     y = as_targets(targets)
     features, length = fourier_features(columns)
-    ridge = leave_one_out_ridge(partial(features, on_stage, "features"), y, groups=groups)
+    blocks = partial(features, on_stage, "features", processes)
+    ridge = leave_one_out_ridge(blocks, y, groups=groups, processes=processes)
     report = {"kernel": "rbf", "length": length, "method": f"Fourier features, {ridge.method}", "l2": ridge.l2}
     report["left_out_error"] = _relative(ridge.error, y)
     scaling = scaling_of(columns.of(_drawn(columns.n, SAMPLE)), standardize=True)
-    return LeftOutPrediction(ridge.error, ridge.leverage, report, partial(nearest, columns, scaling, on_stage=on_stage))
+    near = partial(nearest, columns, scaling, on_stage=on_stage, processes=processes)
+    return LeftOutPrediction(ridge.error, ridge.leverage, report, near)
 
 
 def left_out(
@@ -210,9 +239,11 @@ def left_out(
     device: torch.device | str = "cpu",
     exact: bool | None = None,
     on_stage: OnStage = quiet,
+    processes: Processes = ALONE,
 ) -> LeftOutPrediction:
     """Leave out every record, or group, of images or texts in turn: kernel ridge regression of `targets` (n, C) around
-    0, by an exact kernel up to 30,000 records where memory allows, beyond, or with exact=False, seen from landmarks."""
+    0, by an exact kernel up to 30,000 records where memory allows, beyond, or with exact=False, seen from landmarks,
+    which processes share."""
     targets, where = as_targets(targets), torch.device(device)
     n = len(targets)
     drawn, exact = _drawn(n, SAMPLE), fits_whole(n, where) if exact is None else exact
@@ -234,12 +265,13 @@ def left_out(
         check_finite("features", sample)
         scaling = scaling_of(sample, standardize=standardize, shares=features.shares)
         landmarks = scaling.apply(sample[: landmark_count(n)])
-        blocks = landmark_features(features, landmarks, scaling, on_stage)
-        ridge = leave_one_out_ridge(blocks, targets, groups=groups, standardize=False)
+        blocks = landmark_features(features, landmarks, scaling, on_stage, processes)
+        ridge = leave_one_out_ridge(blocks, targets, groups=groups, standardize=False, processes=processes)
         error, leverage = ridge.error, ridge.leverage
         report = {"method": "landmarks", "landmarks": len(landmarks), "l2": ridge.l2}
     report = {"kernel": "laplace", "length": scaling.length, **report, "left_out_error": _relative(error, targets)}
-    return LeftOutPrediction(error, leverage, report, partial(nearest, features, scaling, on_stage=on_stage))
+    near = partial(nearest, features, scaling, on_stage=on_stage, processes=processes)
+    return LeftOutPrediction(error, leverage, report, near)
 
 
 def fits_whole(n: int, device: torch.device) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import InputError, as_tensor, fail
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.reasons import OwnTerms
 from giveaway.records.rows import LazyRows, selected_rows
@@ -19,7 +20,14 @@ from giveaway.scores.fusion import Views
 from giveaway.scores.predicted import Prediction, calibrated_phi, predict_from_views
 from giveaway.text import OnStage, quiet
 from giveaway.views.images import image_features
-from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
+from giveaway.views.left_out import (
+    EXACT_UP_TO,
+    LeftOutPrediction,
+    RecordFeatures,
+    fits_whole,
+    left_out,
+    left_out_smooth,
+)
 from giveaway.views.model import centred, has_one_class, phi_of, standardized, targets_of_head, value_spread
 from giveaway.views.own_terms import own_terms
 from giveaway.views.tables import table_features
@@ -76,14 +84,18 @@ def features_of(inputs: Any, *, device: torch.device | str = "cpu") -> tuple[dic
 
 
 class OthersView:
-    """Left-out predictions for a head's records from the inputs it holds; `compare` computes them, first of all."""
+    """Left-out predictions for a head's records from the inputs it holds; `compare` computes them, first of all.
+
+    Of several processes the first asks, and the others `assist` it, where the kernel is not factored whole.
+    """
 
     errors: np.ndarray  # squared, of the others' prediction for each record
     _left_out: LeftOutPrediction
+    _shared: LeftOutPrediction | None
     _seen: Views
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
+    def __init__(self, head: Head, processes: Processes = ALONE) -> None:
+        self._head, self._processes = head, processes
         self._described, self.features = features_of(head.inputs, device=head.device)
 
     def compare(self, score: np.ndarray, inside: np.ndarray, on_stage: OnStage = quiet) -> Views:
@@ -108,14 +120,32 @@ class OthersView:
     ) -> LeftOutPrediction:
         """Predict every record from the others. A table has a smooth kernel unless the model memorizes (it took away
         more than half of the left-out error) and the kernel that memorizes too predicts left-out records better."""
-        kind, features = self.kind, self.features
-        sharp = partial(left_out, features, targets, groups=groups, device=self._head.device, on_stage=on_stage)
-        if kind != "tabular":
-            return sharp(standardize=kind == "images")  # hashed texts have unit length
-        smooth = left_out_smooth(features, targets, groups=groups, on_stage=on_stage)
-        if features.n > EXACT_UP_TO or inside > 0.5 * float(smooth.error.square().sum()):
+        self._shared = smooth = self._predicted_by_all(targets, groups, on_stage)
+        sharp = partial(left_out, self.features, targets, groups=groups, device=self._head.device, on_stage=on_stage)
+        if self.kind != "tabular" or smooth is None:
+            return smooth or sharp(standardize=self.kind == "images", exact=True)
+        if self.features.n > EXACT_UP_TO or inside > 0.5 * float(smooth.error.square().sum()):
             return smooth
         return min(smooth, sharp(), key=lambda one: one.report["left_out_error"])
+
+    def _predicted_by_all(
+        self, targets: torch.Tensor, groups: np.ndarray | None, on_stage: OnStage = quiet
+    ) -> LeftOutPrediction | None:
+        """Predict with what processes can share; None where the first factors the whole kernel of images or texts."""
+        work: dict[str, Any] = {"groups": groups, "on_stage": on_stage, "processes": self._processes}
+        if self.kind == "tabular":
+            return left_out_smooth(self.features, targets, **work)
+        if self._processes.any(self._processes.first and fits_whole(self.features.n, self._head.device)):
+            return None
+        images, device = self.kind == "images", self._head.device  # hashed texts have unit length
+        return left_out(self.features, targets, standardize=images, device=device, exact=False, **work)
+
+    def assist(self, explained: bool) -> None:
+        """Do this process's share of `compare` and, where the first rows are explained, of `attributes`."""
+        shared = self._predicted_by_all(targets_of_head(self._head), self._head.groups)
+        if explained and self._processes.any(False) and shared is not None:
+            n = self._head.n
+            shared.nearest(torch.zeros(min(EXPLAINED, n)), min(NEIGHBOURS, n - 1))
 
     def attributes(self, order: np.ndarray) -> dict[str, np.ndarray]:
         """Return what the others predict for each record (one class or value), and who is nearest to the first rows."""
@@ -128,6 +158,7 @@ class OthersView:
             columns["target"] = head.targets.cpu().numpy()[:, 0]
             columns["others_say"] = columns["target"] - prediction.error[:, 0].numpy() * value_spread(head)
         rows = order[:EXPLAINED]
+        self._processes.any(prediction is self._shared)  # the others then assist
         self._near = near = prediction.nearest(rows.copy(), min(NEIGHBOURS, head.n - 1)).numpy()
         names = np.full(head.n, "", dtype=object)
         for row, others in zip(rows, near, strict=True):
@@ -175,12 +206,12 @@ class OthersView:
         }
 
 
-def view_of(head: Head, *, required: bool) -> tuple[OthersView | None, str | None]:
+def view_of(head: Head, *, required: bool, processes: Processes = ALONE) -> tuple[OthersView | None, str | None]:
     """Make the view of the inputs that the head holds; None and why where there is none, an error if required."""
     if head.inputs is None:
         return None, "No fused score: the records themselves were not given (inputs)."
     try:
-        return OthersView(head), None
+        return OthersView(head, processes), None
     except InputError as error:
         if required:
             raise
