@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from giveaway.theory import expected_gap, gap_expansion, random_design
-from giveaway.theory.balls import chi_square_nodes
+from giveaway.theory.balls import ball_quantile, chi_square_nodes, far_from
 from giveaway.theory.random_design import TESTS
 from tests.conftest import refused
 from tests.theory.refits import is_convex, refits, same_in_a_loop, sorted_test
@@ -276,6 +276,14 @@ def test_extremes_stay_finite_and_ordered(q, k):
         assert (power >= before * (1 - 2e-3) - 1e-12).all()
         assert (np.diff(power, axis=0) >= 0).all()
         before = power
+
+
+@pytest.mark.parametrize("q", [2, 200, 1_000, 5_000])
+def test_quantiles_of_many_outputs_hold_their_share(q):
+    delta, alpha = np.meshgrid(np.linspace(0, 0.999 * far_from(q), 9), [1e-12, 1e-5, 0.01, 0.5, 0.99])
+    x, t = ball_quantile(alpha.ravel(), delta.ravel(), q)
+    np.testing.assert_allclose(stats.ncx2.cdf(x * x, q, delta.ravel() ** 2), alpha.ravel(), rtol=1e-6)
+    np.testing.assert_allclose(t, x - delta.ravel(), atol=1e-9)
 
 
 def test_far_out_the_power_has_a_closed_form():

@@ -55,6 +55,8 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> Pair:
         levels, place = np.unique(level, return_inverse=True)
         centred = np.sqrt(2 * gammaincinv(q / 2, levels))[place]
     x = np.maximum(centred, delta + t)
+    if q > 100:  # where so low a start has no probability left in float64; a higher one is below after one step
+        x = np.maximum(x, np.sqrt(np.maximum(q + delta**2 + t * np.sqrt(2 * q + 4 * delta**2), 0.0)))
     far = delta > far_from(q)
     near = ~far
 
