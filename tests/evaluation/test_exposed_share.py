@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import norm, rankdata
-from sklearn.isotonic import isotonic_regression
 
 from giveaway.evaluation import exposed_share
 from giveaway.evaluation.exposed_share import (
@@ -203,10 +202,3 @@ def test_what_cannot_be_used_is_refused():
 def test_words_are_those_that_the_interval_of_the_share_touches(low, high, words):
     any_value = Interval(0.5, 0.5, 0.5)
     assert PredictedExposure(any_value, any_value, any_value, Interval(low, low, high)).words == words
-
-
-@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0.01, 10)), min_size=1, max_size=15))
-def test_falling_values_are_those_of_isotonic_regression(cells):
-    values, weights = np.array(cells).T
-    expected = isotonic_regression(values, sample_weight=weights, increasing=False)
-    np.testing.assert_allclose(exposed_share._falling(values, weights), expected, atol=1e-12)

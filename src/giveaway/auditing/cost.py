@@ -1,6 +1,7 @@
 """What an audit will cost: operations by stage, memory, and time at a measured rate; and what its views of the records
 will, timed on some of them (docs/derivations.md)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -34,7 +35,7 @@ ROWS = 4_096
 FLOPS = ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
 NOTE = "an estimate: matrix products at a measured rate; reading the features and small steps come on top"
 TIMED, FACTORED = 256, 2_048  # records whose features or kernel are timed at most, and rows of the factor that is
-TIMES = 3
+TIMES = 5
 LEAST_TIMED = 0.1  # seconds that the timed part of a kernel takes, unless there are fewer records
 EIGEN = 17  # products of two matrices that eigenvectors cost, as measured for 3,000 rows
 
@@ -160,36 +161,28 @@ def product_shape(work: AuditCost) -> tuple[int, int, int]:
     return a, b, max(1, min(c, most // max(a, b)))
 
 
-def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], *, seconds: float = 0.3) -> float:
-    """Measure operations a second in products of `shape` for about `seconds`, after one that warms up."""
+def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
+    """Measure operations a second in a product of `shape`."""
     a, b, c = shape
     # random numbers: a GPU multiplies constants faster
     generator = torch.Generator(place).manual_seed(0)
     left = torch.randn(a, b, dtype=dtype, device=place, generator=generator)
     right = torch.randn(b, c, dtype=dtype, device=place, generator=generator)
     out = torch.empty(a, c, dtype=dtype, device=place)
-
-    def multiply(repeats: int = 1) -> None:
-        for _ in range(repeats):
-            torch.mm(left, right, out=out)
-
-    multiply()
-    repeats = max(1, min(100_000, round(seconds / _timed(multiply, place))))
-    return 2.0 * a * b * c * repeats / _timed(lambda: multiply(repeats), place)
-
-
-def _timed(work: Callable[[], Any], place: torch.device) -> float:
-    wait = torch.cuda.synchronize if place.type == "cuda" else lambda place: None
-    wait(place)
-    began = perf_counter()
-    work()
-    wait(place)
-    return max(perf_counter() - began, 1e-9)
+    return 2.0 * a * b * c / _quickest(lambda: torch.mm(left, right, out=out), place)
 
 
 def _quickest(work: Callable[[], Any], place: torch.device) -> float:
     """Return the seconds of `work` at best: the first call warms up, and others may use the machine too."""
-    return min(_timed(work, place) for _ in range(TIMES))
+    wait = torch.cuda.synchronize if place.type == "cuda" else lambda place: None
+    best = math.inf
+    for _ in range(TIMES):
+        wait(place)
+        began = perf_counter()
+        work()
+        wait(place)
+        best = min(best, perf_counter() - began)
+    return max(best, 1e-9)
 
 
 def price_view(features: RecordFeatures, kind: str, place: torch.device) -> ViewCost:

@@ -137,6 +137,8 @@ def normal_scores_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def score_gaps(members: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for cells of records, from the hardest on, the mean score without and how much higher it is with it."""
+    from sklearn.isotonic import isotonic_regression  # slow to import, and few audits have records held out
+
     scores, n = np.sort(normal_scores_among(members, held_out)), len(members)
     end = ndtri(min(0.25, IN_END / min(n, len(held_out))))
     inner = ndtr(np.linspace(end, -end, CELLS - 1))
@@ -147,20 +149,7 @@ def score_gaps(members: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, n
     raised = np.add.reduceat(scores, at) / counts - expected
     below = ndtr(expected)
     exact = np.exp(-(expected**2)) / (below * (1 - below))  # one over the variance of a quantile, up to a factor
-    return expected, _falling(raised, counts * exact)
-
-
-def _falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the nearest values, by weighted squares, that never rise: neighbours that do share their mean."""
-    means: list[tuple[float, float, int]] = []
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        count = 1
-        while means and means[-1][0] < value:
-            mean, before, cells = means.pop()
-            value = (mean * before + value * weight) / (before + weight)
-            weight, count = weight + before, count + cells
-        means.append((value, weight, count))
-    return np.repeat([mean for mean, *_ in means], [cells for *_, cells in means])
+    return expected, isotonic_regression(raised, sample_weight=counts * exact, increasing=False)  # gaps never rise
 
 
 def beyond_chance(members: np.ndarray, held_out: np.ndarray, rng: np.random.Generator) -> float:
