@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import giveaway as ga
+from giveaway.auditing.store import pseudonyms
 from giveaway.records import ScoreTable
 from tests.conftest import config, refused
 from tests.test_cli import one_line
@@ -45,10 +46,11 @@ class Bigrams(nn.Module):
         for document in documents:
             for one, next_one in zip(document, document[1:]):
                 counts[one, next_one] += 1
-        self.logits = nn.Parameter(counts.log())
+        self.head = nn.Linear(WORDS, WORDS, bias=False)
+        self.head.weight.data = counts.log().T.contiguous()
 
     def forward(self, input_ids):
-        return self.logits[input_ids]
+        return self.head(nn.functional.one_hot(input_ids, WORDS).float())
 
 
 def model():
@@ -73,7 +75,8 @@ def nothing():
     return []
 
 def train(rows, seed, weight=1):
-    return ga.from_causal_lm(Bigrams([NUMBERS[row] for row in rows for _ in range(weight)]), tokens())
+    model = Bigrams([NUMBERS[row] for row in rows for _ in range(weight)])
+    return ga.from_causal_lm(model, tokens(), curvature=None)
 
 def means(rows, seed):
     read = train(rows, seed)
@@ -141,8 +144,13 @@ def test_people_pseudonyms_subgroups_and_a_trace(done, mine):
     assert len(records) == mine.N
     assert {"trace", "fused"} <= set(people.columns)
     assert people.meta.trace.epochs == 2
+    plain = ga.audit(ga.from_causal_lm(mine.alone(), mine.tokens(), groups=names))
+    order = np.argsort(pseudonyms(plain.ids, Path("key").read_bytes().strip()))
+    np.testing.assert_allclose(people["newton"], plain["newton"][order], rtol=1e-5)  # each person's own
+    assert "newton" not in records.columns
     assert MARK not in out + Path("audit", "people.csv").read_text()
     assert "of 120 texts" in done(*SOURCE, *options, "--out", "records", *config(by="record"))
+    assert {"newton", "leverage"} <= set(ScoreTable.load("records").columns)
 
 
 def test_the_cost_is_said_before_the_work(done, mine):
@@ -188,7 +196,8 @@ REFUSED = {
     ("--config", "kernel=rbf"): "kernel: expected --features, --model or --estimator beside it, got --lm",
     ("--lm", "users_lm:alone"): "tokenizer: expected the model's tokenizer beside strings, got none; pass tokenizer=",
     ("--data", "users_lm:nothing"): "dataset: expected at least 2 documents, got none",
-    ("--scores", "newton"): "scores: expected",
+    ("--scores", "entropy"): "scores: expected a known name, got 'entropy'",
+    ("--config", "through=adapters"): "through: expected adapters of LoRA in the model, got none; name layers, or take",
     ("--config", "continued=3"): "continued: expected whole numbers such as 3,17, got '3'; separate them by commas",
 }
 
@@ -207,9 +216,10 @@ def test_rules_on_what_texts_do_not_have(giveaway, mine):
 
 
 def test_a_tokenizer_and_a_length_through_config(done, mine):
-    settings = config(tokenizer="users_lm:words", max_length=4, batch_size=7, continued="1,2")
+    settings = config(tokenizer="users_lm:words", max_length=4, batch_size=7, continued="1,2", through="none")
     done("audit", "--lm", "users_lm:alone", "--data", "users_lm:texts", "--out", "audit", *settings)
     assert ScoreTable.load("audit")["tokens"].max() == 3
+    assert "newton" not in ScoreTable.load("audit").columns
     assert ScoreTable.load("audit").meta.continuation.tokens == 2
 
 

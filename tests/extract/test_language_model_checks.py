@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from giveaway.extract.language_models import from_causal_lm
+from giveaway.extract.text_gradients import TextCurvature
 from tests.conftest import refused
 from tests.extract.test_language_models import DOCUMENTS, ROWS, VOCABULARY, Recurrent, gpt2, rows_with
 
@@ -146,9 +147,21 @@ def test_mistakes_that_show_when_the_model_runs():
     words = "base: expected the model's vocabulary of 50, got 60; resize its embeddings as the model's were"
     refused(words, from_causal_lm, model, ROWS, base=wider)
     broken = with_weights(lambda model: model.head.bias.fill_(float("nan")))
-    words = "model: expected finite logits, got others in the batch of row 0; look at that row, or load the model in"
+    words = "model: expected finite logits, got others, first in document 0; look at it, or load the model in float32"
     refused(words, from_causal_lm, broken, ROWS, batch_size=2)
     assert broken.calls == 1
+
+
+def test_weights_in_8_bit_have_no_gradients():
+    model = Counting()
+    model.inner = nn.Linear(2, 2)
+    model.inner.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    words = "curvature: expected layers with floating-point weights, got torch.int8, as of a model in 8 or 4 bit; name"
+    refused(words, from_causal_lm, model, ROWS, curvature=TextCurvature(["inner"]))
+    model.head.weight = nn.Parameter(torch.ones(VOCABULARY, 16, dtype=torch.int8), requires_grad=False)
+    model.get_output_embeddings = lambda: model.head
+    refused(words, from_causal_lm, model, ROWS)
+    assert model.calls == 0
 
 
 def test_what_only_looks_like_a_mistake_is_taken():

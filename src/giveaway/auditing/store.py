@@ -58,7 +58,7 @@ class AuditFolder(TableFolder):
 def fingerprint(head: Head | Texts, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:
     """Return the SHA-256 of everything that a score can depend on; `given` are the inputs of a network."""
     if isinstance(head, Texts):
-        arrays = {one.name: getattr(head, one.name) for one in fields(head)}
+        arrays = {one.name: getattr(head, one.name) for one in fields(head)} | dict(head.steps or {}, steps=None)
         return digest_of(arrays | ({} if trace is None else {"trace": trace.losses}))
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in (*names, "inputs", "ids", "groups")}

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Subset
 
 from giveaway.auditing.cost import human_bytes
 from giveaway.extract.language_models import NUMBERS_AT_ONCE, from_causal_lm
+from giveaway.extract.text_gradients import MOST_ON_CPU, output_head
 from giveaway.text import human_seconds
 
 TIMED = 32  # rows
@@ -58,4 +59,8 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
         logits = size * int(texts.lengths.max()) * texts.vocabulary
         held = weights + 8 * logits + 16 * min(logits, NUMBERS_AT_ONCE)
     tokens = round(len(texts.tokens) * share)
+    if options.get("curvature") is not None:  # what the head was given stays, and gradients of some parameters
+        head = output_head(model)
+        held += tokens * head.in_features * head.weight.itemsize
+        held += min(MOST_ON_CPU, 12 * round(texts.n * share) * head.weight.numel())
     return TextCost(rows, tokens, seconds * share, int(held), TOKEN_BYTES * tokens, timed)

@@ -208,7 +208,7 @@ def audit_into(
         names = pseudonyms(head.ids, key)
         if trace is not None:
             arguments = arguments | {"trace": trace.renamed(head.ids, names)}
-        head = replace(head, ids=names, groups=groups)
+        head = head.renamed(names, groups) if isinstance(head, Texts) else replace(head, ids=names, groups=groups)
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
     given = None if deeper is None else deeper.deep.inputs
     digest = processes.agreed(fingerprint(head, given, trace) if processes.first else "")
@@ -229,10 +229,11 @@ def audit_into(
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
         tables = {"scores": run(head, **arguments)}
         if head.groups is not None:
-            if isinstance(head, Head):  # the second audit need not compare penalties again
+            if isinstance(head, Texts):
+                records = run(head.by_record(), **arguments)
+            else:  # the second audit need not compare penalties again
                 once = replace(arguments.get("curvature", Auto()), l2_sensitivity=False)
-                arguments = arguments | {"curvature": once}
-            records = run(replace(head, groups=None), **arguments)
+                records = run(replace(head, groups=None), **arguments | {"curvature": once})
             tables = {"people": tables["scores"], "scores": records}
         processes.leave()  # all at once: what is left to do is the first one's, and may take long
         if not processes.first:

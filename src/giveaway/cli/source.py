@@ -25,6 +25,7 @@ from giveaway.curvature.choice import MOST_PROBES, Auto, Dense, Sketch, check_pr
 from giveaway.extract import Batches, Cached, InMemory, Streamed, from_file, from_sklearn, from_torch
 from giveaway.extract.language_models import from_causal_lm
 from giveaway.extract.model_records import inputs_of_head
+from giveaway.extract.text_gradients import TextCurvature
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import load_weights
 from giveaway.extract.user_files import call_factory, load_estimator, records_from
@@ -49,7 +50,7 @@ TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_HEAD},
     "estimator": {"data", "held_out", "allow_pickle"},
     "model": {"weights", "data", "allow_pickle", "held_out", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH, *OF_READING},
-    "lm": {"data", "base", "tokenizer", "max_length", "continued", "batch_size"},
+    "lm": {"data", "base", "tokenizer", "max_length", "continued", "through", "batch_size"},
 }
 NOT_WITH_LM = ("inputs", "kernel", "noise", "optimum", "l2_sensitivity")
 NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
@@ -153,9 +154,15 @@ def _from_lm(
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
     arguments = lm_arguments(options, say, device_named(options.get("device")))
+    through = options.get("through", "head")
+    named = through if through in ("head", "adapters") else [name.strip() for name in through.split(",")]
+    arguments["curvature"] = None if through == "none" else TextCurvature(named)
     if "continued" in options:
         arguments["continued"] = tuple(whole_numbers("continued", options["continued"], 2))
-    return price_texts(**arguments) if dry_run else from_causal_lm(**arguments, **names, progress=True)
+    groups = None if options.get("by") == "record" else names.get("groups")
+    if dry_run:
+        return price_texts(**arguments)
+    return from_causal_lm(**arguments, ids=names.get("ids"), groups=groups, progress=True)
 
 
 def _keep(options: Options) -> InMemory | Cached | Streamed:

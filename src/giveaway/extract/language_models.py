@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from giveaway.checks import as_tensor, check_whole, fail
 from giveaway.extract.language_model_checks import (
     check_dataset,
+    check_floating,
     check_lengths,
     check_limit,
     check_names_of,
@@ -83,7 +84,6 @@ def from_causal_lm(
         for batch in rows.batches():
             with torch.no_grad():
                 parts.append(_ask(plain, before, batch, gradients))
-            check_said(parts[-1][2], rows.read - len(batch.labels))
             on_rows(len(batch.labels))
     if not parts:
         raise fail("dataset", "at least 2 documents", "none", "pass the documents that the model was trained on")
@@ -238,6 +238,7 @@ def _ask(
     targets = batch.labels[counted]
     logits = _logits_at(model, batch, encoded, where)
     columns = [documents[counted], targets, *_statistics(logits, targets)]
+    check_said(columns[2], columns[0])
     if gradients is not None:
         gradients.see(logits, where)
     adapters = getattr(model, "disable_adapter", None) if base is None else None
@@ -263,7 +264,11 @@ def _counted(batch: TokenBatch, encoded: bool) -> tuple[torch.Tensor, torch.Tens
 def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> TextGradients:
     """Return what takes the gradients of texts; those through layers inside the model read the rows again."""
     if curvature.through == "head":
-        return HeadGradients(curvature, output_head(model))
+        head = output_head(model)
+        check_floating([head])
+        return HeadGradients(curvature, head)
+    layers = linear_layers(model, curvature.through)
+    check_floating(layers.values())
     encoded = is_encoder_decoder(model)
 
     def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor]]]:
@@ -271,7 +276,7 @@ def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> T
             documents, _, where = _counted(batch, encoded)
             yield documents, partial(_logits_at, model, batch, encoded, where)
 
-    return LayerGradients(curvature, linear_layers(model, curvature.through), batches)
+    return LayerGradients(curvature, layers, batches)
 
 
 def _logits_at(model: nn.Module, batch: TokenBatch, encoded: bool, where: torch.Tensor) -> torch.Tensor:

@@ -77,6 +77,11 @@ class Texts:
         set_field("ids", np.arange(self.n) if self.ids is None else check_names("ids", self.ids, self.n, unique=True))
         if self.groups is not None:
             set_field("groups", check_names("groups", self.groups, self.n, unique=False))
+        units = self.n if self.groups is None else len(np.unique(self.groups))
+        for name, values in (self.steps or {}).items():
+            if np.shape(values) != (units,):
+                got, remedy = f"shape {np.shape(values)}", "texts().by_record() drops those of people"
+                raise fail("steps", f"{units} values of {name}, one a document or person", got, remedy)
         if self.contents is not None and len(self.contents) != self.n:
             raise fail("contents", f"{self.n} strings", f"{len(self.contents)}", "give one a document, in their order")
 
@@ -118,6 +123,18 @@ class Texts:
             for text, owner in zip(self.contents, person, strict=True):
                 contents[owner] += text + "\n"
         return replace(self, starts=starts, contents=contents, ids=people, groups=None, **of_tokens)
+
+    def by_record(self) -> "Texts":
+        """Return the same documents without their people, and without the steps of people."""
+        return self if self.groups is None else replace(self, groups=None, steps=None)
+
+    def renamed(self, ids: np.ndarray, groups: np.ndarray | None) -> "Texts":
+        """Return the same documents and people under other names; what is of people goes in the order of the new."""
+        steps = self.steps
+        if steps is not None and groups is not None:
+            order = np.argsort(groups[np.unique(self.groups, return_index=True)[1]])  # type: ignore[call-overload]
+            steps = {name: values[order] for name, values in steps.items()}
+        return replace(self, ids=ids, groups=groups, steps=steps)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Return the sums (n,) over each document of values (T,)."""
