@@ -5,15 +5,7 @@ from typing import Any
 
 import numpy as np
 from scipy.special import expit
-from sklearn.linear_model import (
-    LinearRegression,
-    LogisticRegression,
-    Ridge,
-    RidgeClassifier,
-    SGDClassifier,
-    SGDRegressor,
-)
-from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn import linear_model, neural_network
 from sklearn.utils import compute_sample_weight
 
 from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_shape, fail
@@ -86,7 +78,7 @@ def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: A
 def _stochastic(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
     """Read SGDClassifier with the logistic loss, one binary head a class, and SGDRegressor with half the squared one;
     the penalty alpha/2·‖w‖² stands beside a mean."""
-    classes = isinstance(estimator, SGDClassifier)
+    classes = isinstance(estimator, linear_model.SGDClassifier)
     for name, wanted in (("loss", "log_loss" if classes else "squared_error"), ("penalty", "l2")):
         if (given := getattr(estimator, name)) != wanted and not (name == "penalty" and given is None):
             raise fail("estimator", f"{name}={wanted!r}", f"{name}={given!r}", f"fit with {name}={wanted!r}")
@@ -129,7 +121,7 @@ def _weighted(estimator: Any, y: np.ndarray, sample_weight: Any) -> Any:
 
 def _last_layer(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
     """Read the last layer of MLPClassifier or MLPRegressor; features are what the last hidden layer gives."""
-    if isinstance(estimator, MLPRegressor):
+    if isinstance(estimator, neural_network.MLPRegressor):
         if getattr(estimator, "loss", "squared_error") != "squared_error":
             raise fail("estimator", "loss='squared_error'", f"loss={estimator.loss!r}", "fit with the squared loss")
         # Not 2·alpha·outputs: the loss MLPRegressor reports is a mean over outputs, the gradient it follows a sum.
@@ -195,12 +187,12 @@ def class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 FIELDS: dict[type, Callable[[Any, Any, np.ndarray, Any], dict[str, Any]]] = {
-    LinearRegression: _least_squares,
-    Ridge: _least_squares,
-    LogisticRegression: _logistic_regression,
-    RidgeClassifier: _ridge_classifier,
-    SGDClassifier: _stochastic,
-    SGDRegressor: _stochastic,
-    MLPClassifier: _last_layer,
-    MLPRegressor: _last_layer,
+    linear_model.LinearRegression: _least_squares,
+    linear_model.Ridge: _least_squares,
+    linear_model.LogisticRegression: _logistic_regression,
+    linear_model.RidgeClassifier: _ridge_classifier,
+    linear_model.SGDClassifier: _stochastic,
+    linear_model.SGDRegressor: _stochastic,
+    neural_network.MLPClassifier: _last_layer,
+    neural_network.MLPRegressor: _last_layer,
 }

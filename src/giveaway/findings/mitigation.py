@@ -13,18 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from giveaway.attacks import shadow_store
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import OnModel, train_plan
-from giveaway.attacks.shadow_store import (
-    ShadowPlan,
-    TrainingJob,
-    model_membership,
-    model_seed,
-    open_store,
-    stored_kind,
-    stored_seconds,
-    summaries,
-)
 from giveaway.attacks.thresholds import AttackScores, mean_over_out
 from giveaway.auditing.validate import checked_training
 from giveaway.checks import InputError, check_number, fail
@@ -121,7 +112,7 @@ class Trial:
 
     remedy: Remedy
     training: Retraining
-    plan: ShadowPlan
+    plan: shadow_store.ShadowPlan
     folder: Path
     kept: np.ndarray
     top: np.ndarray
@@ -130,7 +121,7 @@ class Trial:
         """Return how many of its models are not trained yet."""
         if not self.folder.exists():
             return self.plan.models
-        with open_store(self.folder, stored_kind(self.folder, self.plan)) as store:
+        with shadow_store.open_store(self.folder, shadow_store.stored_kind(self.folder, self.plan)) as store:
             return len(set(range(self.plan.models)) - store.finished())
 
 
@@ -174,7 +165,7 @@ class Trials:
         private_folder(Path(self.folder))
         first = self.trials[0]
         train_plan(first.training, replace(first.plan, models=1), first.folder)
-        return stored_seconds(first.folder, 1) or 0.0, sum(trial.missing() for trial in self.trials)
+        return shadow_store.stored_seconds(first.folder, 1) or 0.0, sum(trial.missing() for trial in self.trials)
 
     def run(self, on_model: OnModel | None = None) -> Mitigation:
         """Train what is missing, and measure; a remedy that cannot be trained is told among the missing."""
@@ -211,7 +202,7 @@ class Trials:
             change=_mean(self._right(signals) - self._right(before)),
             attack=_figures(attack, np.flatnonzero(trial.kept), trial.top),
             before=_figures(earlier, trial.top, trial.top).on_all if trial.remedy.drop else None,
-            seconds=round(stored_seconds(trial.folder, 1) or 0.0, 3),
+            seconds=round(shadow_store.stored_seconds(trial.folder, 1) or 0.0, 3),
         )
 
     def _right(self, signals: Signals) -> np.ndarray:
@@ -250,18 +241,19 @@ def mitigate(
     return Trials(training, table, folder, tried=tried, models=models, seed=seed).run(on_model)
 
 
-def _plan(training: Retraining, kept: np.ndarray, held: np.ndarray, models: int, seed: int) -> ShadowPlan:
+def _plan(training: Retraining, kept: np.ndarray, held: np.ndarray, models: int, seed: int) -> shadow_store.ShadowPlan:
     """Plan one model on the records that are not held out, and shadow models on halves of all."""
     n = training.known_records()
 
-    def job(number: int) -> TrainingJob:
-        members = kept & (~held if number == 0 else model_membership(number - 1, n, seed=seed))
-        return TrainingJob(np.flatnonzero(members), model_seed(number, seed=seed), members, f"model {number}")
+    def job(number: int) -> shadow_store.TrainingJob:
+        members = kept & (~held if number == 0 else shadow_store.model_membership(number - 1, n, seed=seed))
+        drawn = shadow_store.model_seed(number, seed=seed)
+        return shadow_store.TrainingJob(np.flatnonzero(members), drawn, members, f"model {number}")
 
     given = {"split": "one held out in five, then halves", "records": n, "kind": training.kind, "seed": seed}
     given |= {"kept": kept, "held_out": held, "labels": training.labels}
-    known = summaries(given, training.plan_entries())
-    return ShadowPlan(n, 1 + models, training.kind, job, known, slice(None), training.labels)
+    known = shadow_store.summaries(given, training.plan_entries())
+    return shadow_store.ShadowPlan(n, 1 + models, training.kind, job, known, slice(None), training.labels)
 
 
 def _attack(signals: Signals) -> AttackScores:

@@ -312,16 +312,13 @@ class Head:
     def __repr__(self) -> str:
         parts = [f"n={self.n}", f"d={self.features.shape[1]}" if self.linear else "black box", f"m={self.m}"]
         parts += [f"loss={self.loss!r}", *([f"l2={self.l2:g}"] if self.linear else [])]
-        if self.frozen:
-            parts.append("frozen")
-        if self.groups is not None:
-            parts.append(f"people={len(np.unique(self.groups))}")
+        parts += ["frozen"] if self.frozen else []
+        parts += [f"people={len(np.unique(self.groups))}"] if self.groups is not None else []
         if self.inputs is not None:
             parts.append(f"inputs={'text' if isinstance(self.inputs, list) else tuple(self.inputs.shape[1:])}")
         parts += [f"relatives={'+'.join(self.relatives)}"] if self.relatives is not None else []
         parts += [f"held_out={len(self.held_out[0])}"] if self.held_out is not None else []
-        parts += ["out_of_bag"] if self.out_of_bag is not None else []
-        return f"Head({', '.join(parts)})"
+        return f"Head({', '.join([*parts, *(['out_of_bag'] if self.out_of_bag is not None else [])])})"
 
     def _with(self, **changed: Any) -> "Head":
         """Return a copy with other fields, which are known to be valid: nothing is read to check them."""
