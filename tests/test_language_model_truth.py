@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from benchmarks.language_models import train, truth
+from benchmarks.language_models import table, train, truth
 from benchmarks.language_models.__main__ import main
 from benchmarks.language_models.gpt import Architecture, first_adapters, first_parameters, stacked, token_losses
 from benchmarks.language_models.texts import END, Documents, read_documents
 from benchmarks.language_models.train import Tuning
 from scipy.special import logit
+from scipy.stats import spearmanr
 
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 
@@ -205,6 +206,19 @@ def test_slices_hold_what_the_models_say(texts, tmp_path, capsys):
     written = (tmp_path / "lora_4_8.npz").stat().st_mtime_ns
     train.write_slice(tmp_path / "pretrained.npz", documents, tmp_path, tuning, only=range(4, 8), **asked)
     assert (tmp_path / "lora_4_8.npz").stat().st_mtime_ns == written
+
+    main(["tokens", "--kind", "lora", *given])
+    with np.load(tmp_path / "lora_0_4.npz") as held, np.load(tmp_path / "lora_epoch_3_tokens.npz") as said:
+        own, lengths = np.flatnonzero(signals.members[0]), documents.lengths.numpy() - 1
+        starts = np.cumsum([0, *lengths[own]])
+        means = np.add.reduceat(said["log_likelihood_0"].astype(float), starts[:-1]) / lengths[own]
+        np.testing.assert_allclose(means, held["phi_3"][0, own], atol=2e-3)
+        np.testing.assert_allclose(-said["outside_loss_0"], held["phi_3"][0, ~signals.members[0]], atol=1e-4)
+        columns = table.columns_of(tmp_path, said, 0, documents, own, held["losses_seen"][0, :3][:, own])
+        np.testing.assert_allclose(-columns["loss"], held["phi_3"][0, own], atol=2e-3)
+        assert {"newton", "newton (adapters)", "fused", "trace", "left_out", "fused without newton"} < columns.keys()
+        assert spearmanr(columns["newton"], columns["newton (adapters)"]).statistic < 1
+    assert table.rates_of(np.arange(100.0), np.arange(50.0)) == {"TPR at 1.0%": 0.5, "TPR at 0.1%": 0.5}
 
     probability = np.exp(truth.signals_of(tmp_path, "lora", 1).values)
     np.testing.assert_allclose(truth.signals_of(tmp_path, "lora", 1, "logit").values, logit(probability), rtol=1e-10)

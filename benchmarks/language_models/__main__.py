@@ -6,6 +6,7 @@
     python -m benchmarks.language_models tune --kind lora [--only 0:64] [--rate 3e-3] [--device cuda]
     python -m benchmarks.language_models tokens [--device cuda]                          what the targets say of tokens
     python -m benchmarks.language_models truth [--out FILE.json]
+    python -m benchmarks.language_models table [--out FILE.json]                         every score against the truth
     python -m benchmarks.language_models all [--device cuda]                             one after the other
 
 Files lie in --work; `tune` writes to --to (--work unless told) and leaves a slice that is there as it is, so that more
@@ -27,7 +28,7 @@ from giveaway.attacks.stacked import Training
 
 RATES = {"full": 4e-4, "lora": 3e-3}
 SHARED = Path(os.environ.get("GIVEAWAY_SHARED", ROOT.parent / "shared"))
-STEPS = ("texts", "pretrain", "tune", "tokens", "truth")
+STEPS = ("texts", "pretrain", "tune", "tokens", "truth", "table")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -58,10 +59,15 @@ def main(arguments: list[str] | None = None) -> None:
             documents = read_documents(texts, options.positions + 1)
             for kind in options.kind:
                 write_tokens(options.work, options.to, documents, kind, options.device)
-        else:
+        elif step == "truth":
             from benchmarks.language_models.truth import write_truth
 
-            write_truth(options.work, options.out)
+            write_truth(options.work, options.out or RESULTS / "language_models_truth.json")
+        else:
+            from benchmarks.language_models.table import write_table
+
+            documents = read_documents(texts, options.positions + 1)
+            write_table(options.work, options.out or RESULTS / "language_models_table.json", documents)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--data", type=Path, default=SHARED / "data")
     made.add_argument("--work", type=Path, default=ROOT / "reproduce-work" / "language_models")
     made.add_argument("--to", type=Path)
-    made.add_argument("--out", type=Path, default=RESULTS / "language_models_truth.json")
+    made.add_argument("--out", type=Path)
     made.add_argument("--device", default="cpu")
     made.add_argument(
         "--documents", choices=CORPORA, default=CORPORA[0], help="fine-tune on these, pretrain on the rest"
