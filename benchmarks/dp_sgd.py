@@ -94,13 +94,19 @@ def train_dp(
     device: str | torch.device = "cpu",
     models_at_once: int = 64,
     on_losses: Callable[[int, np.ndarray], None] | None = None,
+    shares: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Train one model for each row of `membership` and yield (row number, its outputs on all inputs).
 
+    `shares` (at most 1) of each record of the inputs are multiplied to its clipped gradient: a record of share s counts
+    at most s · clip, and so has the ε of the noise divided by s, if its share does not depend on the data.
     `on_losses(row number, losses)` is given every 1/rate steps, an expected epoch, the last loss seen of every record
     of the inputs, NaN where there was none.
     """
     x, y = torch.as_tensor(inputs, device=device), torch.as_tensor(targets, device=device)
+    share = (
+        torch.ones_like(y, dtype=x.dtype) if shares is None else torch.as_tensor(shares, dtype=x.dtype, device=device)
+    )
     members = np.asarray(membership, dtype=bool)
     size = int(members.sum(1)[0])
     if (members.sum(1) != size).any():
@@ -121,7 +127,7 @@ def train_dp(
             drawn, place = torch.rand(own.shape, generator=generator, device=device).sort(1)
             rows = own.gather(1, place[:, :width])
             weight = (drawn[:, :width] < training.rate).to(x.dtype)
-            sums, losses = clipped_sums(module, parameters, x[rows], y[rows], weight, training.clip)
+            sums, losses = clipped_sums(module, parameters, x[rows], y[rows], weight * share[rows], training.clip)
             for name, parameter in parameters.items():
                 white = torch.randn(parameter.shape, generator=generator, device=device)
                 parameter.grad = (sums[name] + training.noise * training.clip * white) / expected

@@ -66,6 +66,35 @@ class Top(nn.Module):
         return self.group(x).mean((2, 3))
 
 
+class WideBlock(nn.Module):
+    """Batch norm and ReLU before each of two convolutions, beside a shortcut."""
+
+    def __init__(self, given: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(given), nn.BatchNorm2d(width)
+        self.conv1 = nn.Conv2d(given, width, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.shortcut = None if given == width else nn.Conv2d(given, width, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ready = relu(self.norm1(x))
+        beside = x if self.shortcut is None else self.shortcut(ready)
+        return beside + self.conv2(relu(self.norm2(self.conv1(ready))))
+
+
+def build_wide_resnet(classes: int, depth: int = 28, width: int = 2) -> nn.Sequential:
+    """Build a WideResNet of this depth (6k + 4) and width, without dropout."""
+    blocks = (depth - 4) // 6
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False)]
+    given = 16
+    for stage, base in enumerate((16, 32, 64)):
+        for block in range(blocks):
+            layers.append(WideBlock(given, base * width, 2 if stage and not block else 1))
+            given = base * width
+    last = (nn.BatchNorm2d(given), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(given, classes))
+    return nn.Sequential(*layers, *last)
+
+
 def build_blocks(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...], dropout: float = 0.0) -> nn.Sequential:
     """Build fully connected blocks with ReLU, each followed by dropout if there is any, and a linear head."""
     layers: list[nn.Module] = []

@@ -23,7 +23,7 @@ def network() -> nn.Module:
 def batch():
     generator = torch.Generator().manual_seed(0)
     x = 3 * torch.randn(2, 11, 5, generator=generator)
-    return x, torch.randint(3, (2, 11), generator=generator), (torch.rand(2, 11, generator=generator) < 0.7).float()
+    return x, torch.randint(3, (2, 11), generator=generator), torch.rand(2, 11, generator=generator)
 
 
 def test_clipped_sums_are_those_of_a_loop_over_records(batch):
@@ -111,6 +111,26 @@ def test_training_learns_and_noise_keeps_it_from_learning():
     assert np.isnan(told[1][-1][~members[1]]).all()
     assert np.isfinite(told[1][-1][members[1]]).mean() > 0.9
     assert accuracy(50.0) < 0.7
+
+
+def test_a_record_counts_for_its_share_of_the_clip():
+    rng = np.random.default_rng(0)
+    x, y, all_of_them = rng.normal(size=(20, 5)).astype(np.float32), np.arange(20) % 3, np.ones((2, 20), bool)
+    plan, shares, other = DPTraining(6, 0.5, 0.3), np.ones(20), y.copy()
+    other[7] = 1 - other[7]
+
+    def outputs(labels, shares):
+        return np.stack(
+            [out for _, out in train_dp(network, x, labels, all_of_them, plan, seeds=[1, 2], shares=shares)]
+        )
+
+    apart = np.abs(outputs(other, shares) - outputs(y, shares)).max()
+    shares[7] = 0.1
+    nearer = np.abs(outputs(other, shares) - outputs(y, shares)).max()
+    assert 0 < nearer < apart
+    shares[7] = 0.0
+    np.testing.assert_array_equal(outputs(other, shares), outputs(y, shares))
+    np.testing.assert_array_equal(outputs(y, None), outputs(y, np.ones(20)))
 
 
 def test_a_batch_is_a_poisson_sample():

@@ -157,15 +157,10 @@ def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
         own, last = ([cell[recall] for cell in found[name]["targets"]] for name in (way, "last layer"))
         reports = found[way]["report"]
         seconds = written.duration(mean(report["seconds"] for report in reports))
-        spectrum = [
-            (report["smallest_eigenvalue"], report["largest_eigenvalue"])
-            for report in reports
-            if "smallest_eigenvalue" in report
-        ]
-        how = "–"
-        if spectrum:
-            how = f"{written.digits(min(low for low, _ in spectrum), 2)} to {written.digits(max(high for _, high in spectrum), 2)}"
-        elif "solve_error" in reports[0]:
+        both = ("smallest_eigenvalue", "largest_eigenvalue")
+        ends = [report[end] for report in reports for end in both if end in report]
+        how = f"{written.digits(min(ends), 2)} to {written.digits(max(ends), 2)}" if ends else "–"
+        if "solve_error" in reports[0]:
             how = written.fixed(max(report["solve_error"] for report in reports), 2)
         if not own:
             return ["not positive", how, "–", seconds]

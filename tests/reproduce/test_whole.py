@@ -1,4 +1,4 @@
-"""Influence through a whole network: the Hessian's root against explicit matrices, and solves that stop by their error."""
+"""Influence through a whole network: the Hessian's root against explicit matrices; solves that stop by their error."""
 
 import json
 

@@ -115,8 +115,11 @@ class Trainer:
         self._losses = torch.zeros(len(self.y), device=device)
         self._step: Callable[[], None] | None = None
 
-    def train(self, members: np.ndarray, seed: int, trace: LossTrace | None = None) -> nn.Module:
-        """Return the trained model, in evaluation mode; the next call overwrites it. `trace` records the members."""
+    def train(
+        self, members: np.ndarray, seed: int, trace: LossTrace | None = None, on_epoch: Callable[[], None] | None = None
+    ) -> nn.Module:
+        """Return the trained model, in evaluation mode; the next call overwrites it. `trace` records the members, and
+        `on_epoch` is called before the first epoch and after each."""
         own = torch.from_numpy(np.flatnonzero(members)).to(self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
         self._begin(seed)
@@ -125,7 +128,9 @@ class Trainer:
         if steps < 1:
             raise ValueError(f"a batch of {batch} is larger than the {len(own)} records of a model")
         rates = iter(self.schedule.rates(epochs * steps).tolist())
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            if on_epoch is not None and epoch == 0:
+                on_epoch()
             order = own[torch.randperm(len(own), generator=generator, device=self.device)]
             shape = (3, len(own))
             places = 2 * self.schedule.shift + 1
@@ -142,6 +147,8 @@ class Trainer:
                 trained = order[: steps * batch]
                 trace.add(torch.searchsorted(own, trained), self._losses[trained])
                 trace.end_epoch()
+            if on_epoch is not None:
+                on_epoch()
         return self.model.eval()
 
     @torch.no_grad()
