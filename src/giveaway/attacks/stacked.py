@@ -271,12 +271,7 @@ class _Trainer:
     """Trains one ensemble a step at a time without a word from the host: all that changes is on the device."""
 
     def __init__(
-        self,
-        ensemble: _Stacked | _Single,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        batches: EpochBatches,
-        training: Training,
+        self, ensemble: _Stacked | _Single, x: torch.Tensor, y: torch.Tensor, batches: EpochBatches, training: Training
     ) -> None:
         ensemble.module.train(True)
         self.ensemble, self._x, self._y, self.batches, self._training = ensemble, x, y, batches, training

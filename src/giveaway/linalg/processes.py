@@ -18,7 +18,7 @@ from giveaway.text import OnRows
 PIECE_BYTES = 256_000_000  # of a tensor summed at a time: the transport allocates buffers of the same size
 TIMEOUT = 1_800.0  # seconds; a peer that ends is noticed at once on gloo, one that hangs only by this
 
-Items = TypeVar("Items", bound=Sequence[Any])
+Items = TypeVar("Items", bound="Sequence[Any] | torch.Tensor")
 Item = TypeVar("Item")
 
 

@@ -315,11 +315,7 @@ def errors_of_rows(
 
 
 def choose_noise(
-    rows: torch.Tensor,
-    targets: torch.Tensor,
-    length: float,
-    members: Sequence[torch.Tensor],
-    on_stage: OnStage = quiet,
+    rows: torch.Tensor, targets: torch.Tensor, length: float, members: Sequence[torch.Tensor], on_stage: OnStage = quiet
 ) -> float:
     """Choose the λ of NOISES with the least squared left-out error on CHOSEN_ON records (whole groups)."""
     rows, targets, members = _some(rows, targets, members)
