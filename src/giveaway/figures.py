@@ -81,28 +81,17 @@ def query_pictures(
 ) -> "Figure":
     """Draw images (k, channels, height, width) of records above the query with the largest distance, ten at most."""
     count = min(len(rows), MOST_PAIRS)
-    title = f"Records and the queries with the largest {objective} distance"
-    if axes is None:
-        figure = new_picture((1.1 * count + 0.6, 2.9))
-        figure.suptitle(title, fontsize=9)
-        places = figure.subplots(2, count, squeeze=False)
-    else:
-        figure = figure_of(axes)
-        axes.set_title(title, fontsize=9, pad=16)  # above the row numbers
-        axes.set_axis_off()
-        places = np.empty((2, count), dtype=object)
-        for line, (bottom, side) in enumerate(((0.52, "S"), (0.0, "N"))):  # each image close to its partner
-            for column in range(count):
-                places[line, column] = axes.inset_axes((column / count, bottom, 0.92 / count, 0.48), anchor=side)
-    for column in range(count):
-        for line, image in enumerate((records[column], queries[column])):
-            place = places[line, column]
-            place.imshow(_as_picture(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes = new_picture((max(4.0, 1.1 * count + 0.6), 2.9)).add_subplot() if axes is None else axes
+    axes.set_title(f"Records and the queries with the largest {objective} distance", fontsize=9, pad=16)
+    axes.set_axis_off()
+    for name, images, bottom, side in (("record", records, 0.52, "S"), ("query", queries, 0.0, "N")):
+        for column in range(count):  # each image close to its partner
+            place = axes.inset_axes((column / count, bottom, 0.92 / count, 0.48), anchor=side)
+            place.imshow(_as_picture(images[column]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             place.set(xticks=[], yticks=[])
-        places[0, column].set_title(f"row {rows[column]}", fontsize=8)
-    places[0, 0].set_ylabel("record", fontsize=8)
-    places[1, 0].set_ylabel("query", fontsize=8)
-    return figure
+            place.set_title(f"row {rows[column]}" if name == "record" else "", fontsize=8)
+            place.set_ylabel(name if column == 0 else "", fontsize=8)
+    return figure_of(axes)
 
 
 def _as_picture(image: np.ndarray) -> np.ndarray:
