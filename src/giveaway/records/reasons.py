@@ -56,6 +56,9 @@ def why(
     if "carried_by" in table.attributes:
         parts.append(_carried(table, rows))
     parts.append(_unseen(table, rows, values, contents))
+    if table.meta.loss == "tokens" and _spoke(table, "newton"):
+        rise = "without {2} {1} loss would rise, by estimate, more than that of".format(*_pronouns(table))
+        parts.append(_above(table, rows, "newton", rise))
     if _spoke(table, "trace"):
         parts.append(_learned(table, rows))
     if _spoke(table, "relatives"):

@@ -75,6 +75,7 @@ VIEWS = {
     "head": "the model itself",
 }
 SOLVES_STOPPED = " and, as solves stopped early, by an unknown amount: at best the order of the records is meaningful"
+OF_TEXTS = {"left_out": "the other texts", "newton": "the model without each text, by estimate"}
 STATED_FROM = 1 / 3  # of the random error: from there the bound on the solver's error is stated
 LAYERS = {"head": "the last linear layer", "all": "all layers", "last:1": "the last layer"}
 
@@ -289,7 +290,7 @@ def _about_fusion(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
     said = []
     ordered = sorted(fusion.weights.items(), key=lambda item: -item[1])
     if "fused" in table.scores and len(ordered) > 1:
-        views = VIEWS | ({"left_out": "the other texts"} if table.meta.loss == "tokens" else {})
+        views = VIEWS | (OF_TEXTS if table.meta.loss == "tokens" else {})
         weights = ", ".join(f"{views.get(name, name)} {weight:.2g}" for name, weight in ordered)
         said.append(f"fused adds up what each view says, by rank, with these weights: {weights}.")
     if trace is not None:

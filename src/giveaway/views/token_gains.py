@@ -36,20 +36,20 @@ def own_terms(texts: Texts, others: OtherTexts, order: np.ndarray, unit: str) ->
     for row, clause in zip(rows.tolist(), named, strict=True):
         part = slice(*texts.starts[row : row + 2])
         pieces = [texts.words[token] for token in texts.tokens[part].tolist()]
-        shown.append(f"{clause}; above all {_most(pieces, gain[part])}")
+        shown.append(clause + _most(pieces, gain[part]))
         heat.append(_heat(pieces, gain[part], "" if texts.contents is None else texts.contents[row]))
     return OwnTerms(rows, np.array(named), np.array(shown), np.array(heat))
 
 
 def _most(pieces: list[str], gain: np.ndarray) -> str:
-    """Name the words with the tokens that gain most, and how much more likely they became."""
+    """Name the words with the tokens that gain most, and how much more likely these are; "" where none gains much."""
     word = np.cumsum([piece[:1].isspace() for piece in pieces])
     first = np.unique(word[order := np.argsort(-gain, kind="stable")], return_index=True)[1]
     told = []
-    for at in order[np.sort(first)[:NAMED]].tolist():
+    for at in (at for at in order[np.sort(first)[:NAMED]].tolist() if gain[at] >= np.log(LEVELS[0])):
         whole = "".join(pieces[place] for place in np.flatnonzero(word == word[at])).strip()
         told.append(f"“{shown_text(whole, 40)}” (up to {_times(gain[at])} times)")
-    return ", ".join(told)
+    return f"; above all {', '.join(told)}" if told else ""
 
 
 def _heat(pieces: list[str], gain: np.ndarray, content: str) -> str:
