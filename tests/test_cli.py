@@ -453,7 +453,7 @@ def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind
         ("--loss hinge", "loss: expected a known name, got 'hinge'"),
         ("--config top=0", "top: expected a finite number of at least 1, got 0"),
         ("--layer head", "layer: expected --model beside it, got --features"),
-        ("--allow-pickle", "allow_pickle: expected --estimator or --model"),
+        ("--allow-pickle", "allow_pickle: expected --model or --estimator"),
         ("--groups missing.txt", "groups: expected a .npy of names, or a text file"),
         ("--groups features.npz", "groups: expected a .npy of names, or a text file"),
         ("--groups short.txt", "groups: expected one name a record, 40 in all"),

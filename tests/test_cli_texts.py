@@ -190,10 +190,11 @@ def test_validate_by_fine_tunes_of_ones_own(giveaway, done, mine):
 
 
 REFUSED = {
-    ("--inputs", "x.npz"): "inputs: expected --features, --model or --estimator beside it, got --lm; drop --inputs",
+    ("--inputs", "x.npz"): "inputs: expected --features or --model or --estimator beside it, got --lm; drop --inputs",
     ("--layer", "head"): "layer: expected --model beside it, got --lm; drop --layer",
     ("--estimator", "x.skops"): "audit: expected one of --features, --model, --estimator and --lm, got --estimator and",
-    ("--config", "kernel=rbf"): "kernel: expected --features, --model or --estimator beside it, got --lm",
+    ("--curvature", "dense"): "curvature: expected --features or --model or --estimator beside it, got --lm",
+    ("--config", "kernel=rbf"): "kernel: expected --features or --model or --estimator beside it, got --lm",
     ("--lm", "users_lm:alone"): "tokenizer: expected the model's tokenizer beside strings, got none; pass tokenizer=",
     ("--data", "users_lm:nothing"): "dataset: expected at least 2 documents, got none",
     ("--scores", "entropy"): "scores: expected a known name, got 'entropy'",

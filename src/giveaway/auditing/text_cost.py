@@ -1,4 +1,4 @@
-"""What reading a language model will take: the first rows are read and timed, the rest is in proportion."""
+"""What the audit of a language model will take: the first rows are timed, the rest is in proportion."""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from giveaway.auditing.cost import human_bytes
+from giveaway.auditing.texts import audit_texts
 from giveaway.extract.language_models import NUMBERS_AT_ONCE, from_causal_lm
 from giveaway.extract.text_gradients import MOST_ON_CPU, output_head
 from giveaway.text import human_seconds
@@ -36,7 +37,7 @@ class TextCost:
 
 
 def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
-    """Read the first rows as `from_causal_lm` reads all, and say what all will take."""
+    """Read and audit the first rows, and say what all will take."""
     loader = dataset if isinstance(dataset, DataLoader) else None
     every: Any = dataset if loader is None else loader.dataset
     rows, size = len(every), (options.get("batch_size") if loader is None else loader.batch_size) or 8
@@ -49,6 +50,7 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
         torch.cuda.reset_peak_memory_stats()
     began = perf_counter()
     texts = from_causal_lm(model, first, **options)
+    audit_texts(texts, "default", None)
     seconds = perf_counter() - began
     share = rows / timed
     if on_gpu:

@@ -118,7 +118,8 @@ def audit_and_tell(
     by, meta = table.ranking(), table.meta.to_json()
     rows = table.order(by)[:top]
     shown = [by, *(name for name in ("class",) if name in table.attributes)]
-    ranking_only = RANKING_ONLY.replace("records", "texts") if table.meta.loss == "tokens" else RANKING_ONLY
+    noun = "text" if table.meta.loss == "tokens" else "record"
+    ranking_only = RANKING_ONLY.replace("record", noun)
     told = {
         "folder": str(folder),
         "unit": table.meta.unit,
@@ -135,8 +136,8 @@ def audit_and_tell(
         *(f"note: {note}" for note in notes(table)),
         "",
         ranking_only if statement.startswith("Ranking only") else statement,
-        f"To share, naming no record: {folder / 'summary.html'}",
-        "Restricted, naming records: everything else in the folder, the report among it",
+        f"To share, naming no {noun}: {folder / 'summary.html'}",
+        f"Restricted, naming {noun}s: everything else in the folder, the report among it",
         f"Open {folder / 'report.html'}",
     ]
     tell(place, tables["scores"], rules, json.dumps if as_json else None, told, lines)

@@ -45,14 +45,15 @@ OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", 
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
 OF_TORCH = ("layer", "reduction", "relatives")
-OF_READING = ("stream", "batch_size", "cache")
+OF_MODEL = ("weights", "depth", "stream", "batch_size", "cache")
+OF_DATA = ("data", "held_out", "allow_pickle")
+OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", "l2_sensitivity", *OF_SKETCH)
 TAKES = {  # the options of each source, besides those that all share
-    "features": {*OF_HEAD},
-    "estimator": {"data", "held_out", "allow_pickle"},
-    "model": {"weights", "data", "allow_pickle", "held_out", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH, *OF_READING},
+    "features": {*OF_RECORDS, *OF_HEAD},
+    "model": {*OF_MODEL, *OF_DATA, *OF_RECORDS, *OF_HEAD, *OF_TORCH, *OF_DEPTH},
+    "estimator": {*OF_DATA, *OF_RECORDS},
     "lm": {"data", "base", "tokenizer", "max_length", "continued", "through", "batch_size"},
 }
-NOT_WITH_LM = ("inputs", "kernel", "noise", "optimum", "l2_sensitivity")
 NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
     "stream": "which keeps no records",
     "layer": "by which the head may be another layer than the network's",
@@ -69,7 +70,7 @@ def source_from(
     named = [name for name in TAKES if name in options]
     if len(named) != 1:
         given = " and ".join(f"--{name}" for name in named) or "none"
-        known = "--features, --model, --estimator and --lm"
+        known = ", ".join(f"--{name}" for name in TAKES).replace(", --lm", " and --lm")
         raise InputError(f"audit: expected one of {known}, got {given}; give one of them")
     (source,) = named
     for name in sorted(set.union(*TAKES.values()) - TAKES[source]):
@@ -90,8 +91,7 @@ def source_from(
             say(f"note: {note}")
     else:
         estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-        data = _inputs_and_targets(options, say, "data")
-        others = _inputs_and_targets(options, say, "held_out") if "held_out" in options else None
+        data, others = (_inputs_and_targets(options, say, name) for name in ("data", "held_out"))
         head = from_sklearn(estimator, *data, held_out=others, **names)
         if head.n < len(data[1]):
             say(f"note: {len(data[1]) - head.n} records that early stopping kept out of training count as held out")
@@ -103,9 +103,15 @@ def _given(options: Mapping[str, Any], names: Iterable[str]) -> Options:
     return {name: options[name] for name in names if name in options}
 
 
-def _inputs_and_targets(options: Options, say: Say, name: str) -> tuple[Any, Any]:
-    say(f"Running your code: {options[name]}")
-    data = call_factory(name, options[name])
+def _called(options: Options, say: Say, *names: str) -> list[Any]:
+    say(f"Running your code: {' and '.join(options[name] for name in names)}")
+    return [call_factory(name, options[name]) for name in names]
+
+
+def _inputs_and_targets(options: Options, say: Say, name: str) -> Any:
+    if name not in options:
+        return None
+    (data,) = _called(options, say, name)
     if not isinstance(data, tuple) or len(data) != 2:
         raise fail(name, "a function that returns (X, y) beside --estimator", type(data).__name__, "return both")
     return data
@@ -115,20 +121,17 @@ def _from_model(
     options: Options, say: Say, processes: Processes, depth: Callable[..., DepthAudit] | None
 ) -> tuple[Head, DepthAudit | None]:
     device = processes.device if processes.size > 1 else device_named(options.get("device"))
-    say(f"Running your code: {options['model']} and {options['data']}")
-    model = call_factory("model", options["model"])
+    model, data = _called(options, say, "model", "data")
     if "weights" not in options:
         say("note: no --weights: the model is audited as your function makes it")
     else:
         model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")), say=say)
     if device is not None and isinstance(model, torch.nn.Module):
         model = model.to(device)
-    data = call_factory("data", options["data"])
     taken = _given(options, (*OF_HEAD, *OF_TORCH)) | {"keep": _keep(options)}
     taken["batches"] = Batches(options.get("batch_size", 256))
     if "held_out" in options:
-        say(f"Running your code: {options['held_out']}")
-        taken["held_out"] = call_factory("held_out", options["held_out"])
+        (taken["held_out"],) = _called(options, say, "held_out")
     if processes.size > 1:
         return from_torch_shared(model, data, processes, **taken), None
     head = from_torch(model, data, **taken)
@@ -148,9 +151,6 @@ def _from_model(
 def _from_lm(
     options: Options, say: Say, processes: Processes, names: Mapping[Any, Any], dry_run: bool
 ) -> Texts | TextCost:
-    for name in NOT_WITH_LM:
-        if name in options:
-            raise fail(name, "--features, --model or --estimator beside it", "--lm", f"drop {_spelled(name, options)}")
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
     arguments = lm_arguments(options, say, device_named(options.get("device")))
