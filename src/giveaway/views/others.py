@@ -44,7 +44,6 @@ SAME = 1e-5  # of a feature's variance that a linear function of the inputs may 
 MOST_COLUMNS = 4_096  # of inputs that are tried for that
 TRIED = 64  # of the head's features, at random, that are tried for it
 TO_SPARE = 256  # rows at most beyond what a linear function could fit anyway
-RIDGE = 1e-9  # of a column's variance, in normal equations that may be singular; two corrections take it out again
 
 
 def features_of(inputs: Any, *, device: torch.device | str = "cpu") -> tuple[dict[str, Any], RecordFeatures]:
@@ -234,10 +233,6 @@ def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bo
     device = head.device
     x = standardized(numbers(rows).to(device))
     z = centred(selected_rows(head.features, rows.to(device))[:, some.to(device)].to(torch.float64))
-    gram = x.T @ x
-    gram.diagonal().add_(RIDGE * len(x))
-    factor = torch.linalg.cholesky(gram)
-    rest = z
-    for _ in range(3):
-        rest = rest - x @ torch.cholesky_solve(x.T @ rest, factor)
+    basis = torch.linalg.qr(x)[0]
+    rest = z - basis @ (basis.T @ z)
     return bool((rest.square().sum(0) <= SAME * z.square().sum(0)).all())
