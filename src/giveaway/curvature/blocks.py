@@ -24,7 +24,6 @@ from giveaway.linalg.dense import solve_floored, top_eigenvalue, top_singular_va
 CAP = 1.0 - 1e-8
 TINY = torch.finfo(torch.float64).tiny
 BY_DIFFERENCE = 1e-3  # a trace above it keeps its digits as a difference of the complement's
-SMALLEST, LARGEST = 1e-145, 1e145
 DIRECTIONS, POWER_STEPS = 6, 24
 
 
@@ -105,13 +104,10 @@ class MatrixBlocks:
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:
         matrices = self.logit_sensitivity if logit else self.sensitivity
-        norms = self._root_sum_of_squares(matrices)
-        lost = (norms < SMALLEST) | (norms > LARGEST)
-        if not bool(lost.any()):
-            return norms
         # heads that are very sure of their records have blocks whose squares leave float64
         scale = self._each(matrices.abs().amax(dim=(0, 1))).amax(0).clamp_min(TINY)
-        return torch.where(lost, scale * self._root_sum_of_squares(matrices / scale.repeat(self.per_group)), norms)
+        squares = (matrices / scale.repeat(self.per_group)).square().sum(dim=(0, 1))
+        return scale * self._each(squares).sum(0).sqrt()
 
     def spectral(self, *, logit: bool = False) -> torch.Tensor:
         matrices = self.logit_sensitivity if logit else self.sensitivity
@@ -167,9 +163,6 @@ class MatrixBlocks:
 
     def _apply(self, v: torch.Tensor) -> torch.Tensor:
         return (self.block.view(self._size) * v.reshape(self._size[1:])).sum(1).view(self._fold)
-
-    def _root_sum_of_squares(self, matrices: torch.Tensor) -> torch.Tensor:
-        return self._each(matrices.square().sum(dim=(0, 1))).sum(0).sqrt()
 
     def _each(self, values: torch.Tensor) -> torch.Tensor:
         """Numbers of the Q matrices as (matrices a group, N)."""
