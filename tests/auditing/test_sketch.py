@@ -136,7 +136,7 @@ def test_what_is_done_already_is_told_in_spans_that_no_memory_and_no_threads_cha
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         curvature = sketch_module.SketchedCurvature(small(), Sketch(probes=32, memory=memory))
-        spans = scoring.record_spans(small(), curvature)
+        spans = list(scoring.record_spans(small(), curvature))
         made[memory, threads] = [span.rows for span in spans], curvature.windows_at_once
         torch.set_num_threads(before)
     rows, looks = zip(*made.values(), strict=True)

@@ -56,14 +56,14 @@ class Span:
         return len(self.where)
 
 
-def record_spans(head: Head, curvature: Curvature | None) -> list[Span]:
-    """Return spans of every record in order."""
+def record_spans(head: Head, curvature: Curvature | None) -> Iterator[Span]:
+    """Walk over spans of every record in order."""
     window = GPU_WINDOW if head.device.type == "cuda" else WINDOW
     if curvature is not None and curvature.report["curvature"] == "sketch":
         window = min(window, _groups_at_once(curvature, 1))
     elif curvature is not None:
         window = max(window, min(MOST_ROWS, _groups_at_once(curvature, 1)))
-    return [Span(np.arange(part.start, part.stop), part) for part in head.slices(window)]
+    return (Span(np.arange(part.start, part.stop), part) for part in head.slices(window))
 
 
 class People:
@@ -177,7 +177,7 @@ class Scoring:
     def walk(self) -> None:
         """Score this process's share, and bring all shares together."""
         people, curvature, checkpoint = self.people, self.curvature, self.execution.checkpoint
-        spans = record_spans(self.head, curvature) if people is None else people.spans(curvature)
+        spans = list(record_spans(self.head, curvature)) if people is None else people.spans(curvature)
         sampled = np.ones(len(spans), dtype=bool) if self.errors else sampled_spans([span.count for span in spans])
         share = list(self.execution.processes.share(list(zip(spans, sampled.tolist(), strict=True))))
         done = torch.zeros(len(share), dtype=torch.bool)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from giveaway.attacks.shadow_store import ShadowFolder
+from giveaway.auditing.columns import ColumnsFolder
 from giveaway.checks import fail
 from giveaway.extract.feature_cache import FeatureCache, SharedCache
 from giveaway.records import Head, LossTrace, ScoreTable
@@ -126,7 +127,8 @@ def listed_signals(folder: str | Path) -> list[Path]:
 def purge(folder: str | Path) -> tuple[int, list[Path]]:
     """Remove what giveaway wrote into a folder (an audit, shadow models, features); return how many files, and which
     stay as they are not what was written."""
-    kinds = [kind(folder) for kind in (AuditFolder, ShadowFolder, SignalsFolder, FeatureCache, SharedCache)]
+    classes = (AuditFolder, ShadowFolder, SignalsFolder, FeatureCache, SharedCache, ColumnsFolder)
+    kinds: list[MarkedFolder] = [kind(folder) for kind in classes]
     place = next((one for one in kinds if one.marked or one.inner()), kinds[0])
     return place.remove(), place.kept
 
