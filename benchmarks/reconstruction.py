@@ -45,7 +45,7 @@ def trained(x: torch.Tensor, y: torch.Tensor, width: int, seed: int) -> tuple[to
 def refitted(features: torch.Tensor, y: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
     """Return the optimum of the head on these features."""
     theta = theta.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([theta], max_iter=20_000, tolerance_grad=1e-12, tolerance_change=0, history_size=50)
+    optimizer = torch.optim.LBFGS([theta], max_iter=20_000, tolerance_grad=1e-8, tolerance_change=0, history_size=50)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
