@@ -26,8 +26,8 @@ def own_terms(texts: Texts, others: OtherTexts, order: np.ndarray, unit: str) ->
     before = "" if texts.base is None else ", or the model before fine-tuning,"
     rows = order[:EXPLAINED].astype(np.int64)
     named = [
-        f"{far[row]:,} of {its} {texts.lengths[row]:,} tokens are at least {LEVELS[1]} times as likely as {others_are}"
-        f"{before} make them; {100 * shared[row]:.0f} % follow words that others have too"
+        f"{far[row] or 'none'} of {its} {texts.lengths[row]:,} tokens are at least {LEVELS[1]} times as likely as "
+        f"{others_are}{before} make them; {100 * shared[row]:.0f} % follow words that others have too"
         for row in rows.tolist()
     ]
     if texts.words is None:
