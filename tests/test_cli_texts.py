@@ -11,6 +11,8 @@ import torch
 
 import giveaway as ga
 from giveaway.auditing.store import pseudonyms
+from giveaway.auditing.text_cost import price_texts
+from giveaway.extract.text_gradients import TextCurvature
 from giveaway.records import ScoreTable
 from tests.conftest import config, refused
 from tests.test_cli import one_line
@@ -85,6 +87,7 @@ def means(rows, seed):
 def wrong(rows, seed):
     return Bigrams(NUMBERS)
 """
+CURVATURES = (None, TextCurvature(), TextCurvature(["head"]))
 SOURCE = ("audit", "--lm", "users_lm:model", "--data", "users_lm:texts")
 
 
@@ -162,9 +165,10 @@ def test_the_cost_is_said_before_the_work(done, mine):
     assert (told["rows"], told["timed"]) == (mine.N, 80)
     assert 0.5 < told["tokens"] / sum(len(one) - 1 for one in mine.NUMBERS) < 2
     loader = torch.utils.data.DataLoader(mine.tokens(), collate_fn=lambda rows: {"input_ids": torch.tensor([[1, 2]])})
-    from giveaway.auditing.text_cost import price_texts
-
     assert price_texts(mine.alone(), loader).tokens == mine.N
+    plain, head, inner = (price_texts(mine.alone(), mine.tokens(), curvature=one).model_bytes for one in CURVATURES)
+    assert plain < inner < head
+    refused("a fixed order, got a list_iterator", price_texts, mine.alone(), iter(mine.tokens()))
 
 
 def test_validate_by_fine_tunes_of_ones_own(giveaway, done, mine):

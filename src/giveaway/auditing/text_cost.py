@@ -9,8 +9,11 @@ from torch.utils.data import DataLoader, Subset
 
 from giveaway.auditing.cost import human_bytes
 from giveaway.auditing.texts import audit_texts
+from giveaway.checks import free_memory
+from giveaway.extract.language_model_checks import check_dataset, checked_models
 from giveaway.extract.language_models import NUMBERS_AT_ONCE, from_causal_lm
-from giveaway.extract.text_gradients import MOST_ON_CPU, output_head
+from giveaway.extract.text_gradients import MOST_ON_CPU, linear_layers, output_head
+from giveaway.extract.torch_model import device_of
 from giveaway.text import human_seconds
 
 TIMED = 32  # rows
@@ -38,6 +41,8 @@ class TextCost:
 
 def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
     """Read and audit the first rows, and say what all will take."""
+    model, base = checked_models(model, options.get("base"))
+    check_dataset(dataset)
     loader = dataset if isinstance(dataset, DataLoader) else None
     every: Any = dataset if loader is None else loader.dataset
     rows, size = len(every), (options.get("batch_size") if loader is None else loader.batch_size) or 8
@@ -45,24 +50,23 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
     first: Any = Subset(every, range(timed))
     if loader is not None:
         first = DataLoader(first, batch_size=size, collate_fn=loader.collate_fn)
-    on_gpu = next(model.parameters(), torch.empty(0)).is_cuda
+    place = device_of(model, None)
+    on_gpu = place.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     began = perf_counter()
     texts = from_causal_lm(model, first, **options)
     audit_texts(texts, "default", None)
-    seconds = perf_counter() - began
-    share = rows / timed
-    if on_gpu:
-        held = torch.cuda.max_memory_allocated()
-    else:
-        models = [one for one in (model, options.get("base")) if one is not None]
-        weights = sum(p.nbytes for one in models for p in one.parameters())
-        logits = size * int(texts.lengths.max()) * texts.vocabulary
-        held = weights + 8 * logits + 16 * min(logits, NUMBERS_AT_ONCE)
-    tokens = round(len(texts.tokens) * share)
-    if options.get("curvature") is not None:  # what the head was given stays, and gradients of some parameters
-        head = output_head(model)
-        held += tokens * head.in_features * head.weight.itemsize
-        held += min(MOST_ON_CPU, 12 * round(texts.n * share) * head.weight.numel())
+    seconds, share = perf_counter() - began, rows / timed
+    logits = size * int(texts.lengths.max()) * texts.vocabulary
+    weights = sum(p.nbytes for one in (model, base) if one is not None for p in one.parameters())
+    at_work = weights + 8 * logits + 16 * min(logits, NUMBERS_AT_ONCE)
+    held = torch.cuda.max_memory_allocated() if on_gpu else at_work
+    tokens, curvature = round(len(texts.tokens) * share), options.get("curvature")
+    if curvature is not None:  # gradients of some parameters at a time, and what the head was given
+        head = curvature.through == "head"
+        layers: list[Any] = [output_head(model)] if head else list(linear_layers(model, curvature.through).values())
+        whole = 4 * (1 + curvature.probes) * round(texts.n * share) * sum(layer.weight.numel() for layer in layers)
+        held += min(free_memory(place) // 6 if on_gpu else MOST_ON_CPU, whole)
+        held += tokens * layers[0].weight.shape[1] * layers[0].weight.itemsize if head else 0
     return TextCost(rows, tokens, seconds * share, int(held), TOKEN_BYTES * tokens, timed)
