@@ -1,7 +1,5 @@
 """The command line. Heavy imports wait inside the commands, so that --help answers at once."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -68,9 +68,9 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
                 remedy = "use measured_count, and giveaway validate FOLDER --gate"
                 raise fail("gate", "rules on what texts have", ", ".join(missing), remedy)
             arguments["scores"] += missing
-        linear = isinstance(head, Head) and head.linear
         if isinstance(head, Head) and ("device" in options or processes.device.type == "cuda"):
             head = head.to(processes.device)
+        linear = isinstance(head, Head) and head.linear
         if dry_run and not linear:
             raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
         if dry_run or (linear and not quick(head, arguments["curvature"])):

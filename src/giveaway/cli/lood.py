@@ -100,15 +100,11 @@ def lood_into(path: str, out: str, options: dict[str, Any], overwrite: bool) -> 
         table = replace(table, meta=replace(table.meta, seconds=seconds, provenance=origin))
         pages: Pages = {"lood.png": figure_bytes(lood_map(table["lood_kl"], table["lood_mean"]))}
         if groups is None:
-            rows = (
-                np.array(whole_numbers("records", options["records"]))
-                if "records" in options
-                else table.order()[:CLOSELY].copy()
-            )
+            named = whole_numbers("records", options["records"]) if "records" in options else table.order()[:CLOSELY]
             searched = {name: options[name] for name in ("optimize", "starts", "steps", "seed") if name in options}
             on_stage("Gaussian process, single records", 0, 1)
             bounds = (options["low"], options["high"]) if limits else None
-            pages |= study(posterior, rows, queries=queries, bounds=bounds, **searched)
+            pages |= study(posterior, np.array(named), queries=queries, bounds=bounds, **searched)
         save_audit(place, {"scores": table}, pages | {"config.toml": to_toml({"inputs": path, **options})})
     return table, ["scores.csv", "scores.npz", *pages, "audit.json"]
 

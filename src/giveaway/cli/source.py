@@ -3,8 +3,6 @@
 That is a head (arrays, torch, scikit-learn), the network around it, or the arguments of ga.audit.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
