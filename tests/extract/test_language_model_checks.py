@@ -189,5 +189,8 @@ def test_mistakes_with_models_of_transformers():
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=32, n_embd=16, n_layer=1, n_head=2, pad_token_id=0
     )
+    classifier = transformers.GPT2ForSequenceClassification(config).eval()
+    words = "curvature: expected an output head that is an nn.Linear, got none; .* a classifier is read by from_torch"
+    refused(words, from_causal_lm, classifier, ROWS)
     words = r"model: expected logits \(batch, tokens, vocabulary\), got shape .* a classifier is read by from_torch"
-    refused(words, from_causal_lm, transformers.GPT2ForSequenceClassification(config).eval(), ROWS)
+    refused(words, from_causal_lm, classifier, ROWS, curvature=None)

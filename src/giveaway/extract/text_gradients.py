@@ -241,7 +241,8 @@ def output_head(model: nn.Module) -> nn.Linear:
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     head = named() if callable(named) else linear[-1] if linear else None
     if not isinstance(head, nn.Linear):
-        remedy = 'name layers, as TextCurvature(through="adapters"), or pass curvature=None (--config through=none)'
+        remedy = 'name layers, as TextCurvature(through="adapters"), or pass curvature=None (--config through=none); '
+        remedy += "a classifier is read by from_torch"
         raise fail("curvature", "an output head that is an nn.Linear", "none", remedy)
     return head
 
