@@ -71,9 +71,9 @@ def audit_in_columns(
             stated = Meta.from_json({**meta, "rows": len(rows), "no_view": said})
             tables.append(ScoreTable(of_rows, rows, stated, facts))
             tables[-1].stage(place, name)
-        for name, values in columns.items():
-            values.flush()
-            place.stage(f"{name}.npy", parts[name])
+        for name, part in parts.items():
+            columns[name].flush()
+            place.stage(f"{name}.npy", part)
         place.commit({"records": head.n, "scores": list(resolved.scores), "ranked_by": resolved.scores[0]})
     return tables[0], tables[1]
 

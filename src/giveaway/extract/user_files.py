@@ -234,7 +234,8 @@ def _stacked(name: str, places: dict[Path, np.ndarray]) -> Any:
             expected, got = f"{first.dtype} as in {first_file.name}", f"{part.dtype} in {file.name}"
             raise fail(name, expected, got, "write all shards in one precision")
     if name in IN_MEMORY:
-        return np.concatenate([np.asarray(widened(part)) for part in places.values()])
+        held = [np.asarray(widened(part)) for part in places.values()]
+        return held[0] if len(held) == 1 and held[0].nbytes >= LARGE_BYTES else np.concatenate(held)
     flat = name != "features" and first.ndim == 1
     rows = FileRows(name, [part.reshape(-1, 1) if flat else part for part in places.values()])
     return rows if rows.nbytes >= LARGE_BYTES else rows.whole()
