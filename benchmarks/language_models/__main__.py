@@ -26,6 +26,7 @@ from benchmarks.language_models.train import Tuning, pretrain, write_slice
 from benchmarks.measuring import RESULTS, ROOT
 from giveaway.attacks.stacked import Training
 
+EVERYWHERE = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 RATES = {"full": 4e-4, "lora": 3e-3}
 SHARED = Path(os.environ.get("GIVEAWAY_SHARED", ROOT.parent / "shared"))
 STEPS = ("texts", "pretrain", "tune", "tokens", "truth", "table")
@@ -87,8 +88,8 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     made.add_argument("--kind", nargs="+", choices=list(RATES), default=list(RATES))
     made.add_argument("--rate", type=float, help="learning rate of `tune`")
-    made.add_argument("--only", type=slice_of, default=slice_of("0:64"), help="models FIRST:LAST, both even")
-    made.add_argument("--adapted", nargs="+", default=["attn.c_attn"], help="projections with adapters")
+    made.add_argument("--only", type=slice_of, default=slice_of("0:256"), help="models FIRST:LAST, both even")
+    made.add_argument("--adapted", nargs="+", default=list(EVERYWHERE), help="projections with adapters")
     made.add_argument("--compile", action="store_true", help="let torch.compile fuse the passes of `tune` on a GPU")
     return made
 

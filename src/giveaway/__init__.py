@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from giveaway.curvature.choice import Dense, Sketch
     from giveaway.extract import from_sklearn, from_torch
     from giveaway.extract.language_models import from_causal_lm
+    from giveaway.extract.text_gradients import TextCurvature
     from giveaway.gp.distinguishability import lood
     from giveaway.records import Head, LossTrace, indexed
     from giveaway.reporting.folder import report
@@ -26,6 +27,7 @@ _NAMES = {
     "giveaway.curvature.choice": ("Dense", "Sketch"),
     "giveaway.extract": ("from_sklearn", "from_torch"),
     "giveaway.extract.language_models": ("from_causal_lm",),
+    "giveaway.extract.text_gradients": ("TextCurvature",),
     "giveaway.gp.distinguishability": ("lood",),
     "giveaway.records": ("Head", "LossTrace", "indexed"),
     "giveaway.reporting.folder": ("report",),
