@@ -156,7 +156,7 @@ def test_people_pseudonyms_subgroups_and_a_trace(done, mine):
     assert {"newton", "leverage"} <= set(ScoreTable.load("records").columns)
 
 
-def test_the_cost_is_said_before_the_work(done, mine):
+def test_the_cost_is_said_before_the_work(done, mine, monkeypatch):
     out = done(*SOURCE, "--base", "users_lm:base", "--dry-run", "--out", "audit")
     assert out.startswith("audit: 120 rows, about ")
     assert "the first 32 rows were timed here" in out
@@ -168,6 +168,9 @@ def test_the_cost_is_said_before_the_work(done, mine):
     assert price_texts(mine.alone(), loader).tokens == mine.N
     plain, head, inner = (price_texts(mine.alone(), mine.tokens(), curvature=one).model_bytes for one in CURVATURES)
     assert plain < inner < head
+    monkeypatch.setattr("giveaway.auditing.text_cost.calibrate", lambda *_: 1e-3)  # products alone take time
+    weights = [layer for layer in mine.alone().modules() if isinstance(layer, torch.nn.Linear)][-1].weight.numel()
+    assert price_texts(mine.alone(), mine.tokens()).seconds == pytest.approx(2e3 * 360 * 240 * weights, rel=1e-6)
     refused("a fixed order, got a list_iterator", price_texts, mine.alone(), iter(mine.tokens()))
 
 
