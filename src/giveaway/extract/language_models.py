@@ -107,7 +107,7 @@ def from_causal_lm(
     if gradients is None:
         return texts
     unit = np.arange(texts.n) if texts.groups is None else np.unique(texts.groups, return_inverse=True)[1]
-    return replace(texts, steps=gradients.columns(said[0], document, unit, said[1]))
+    return replace(texts, steps=gradients.columns(said[0], document, unit))
 
 
 class TokenBatch(NamedTuple):

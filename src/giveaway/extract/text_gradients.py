@@ -18,7 +18,7 @@ from giveaway.linalg.precision import Precision, precision_named
 
 NUMBERS_AT_ONCE = 2**25  # probabilities that are held together
 MOST_ON_CPU = 1_000_000_000  # bytes of gradients that are held together
-AGREES = 0.1  # nats by which a head's own log-likelihoods may differ from the model's, which may round to bfloat16
+AGREES = 0.02  # of the largest logit, by which the head's own may differ from the model's: both may be bfloat16
 CONV1D = "Conv1D"  # the linear layer of GPT-2 in transformers, its weight transposed
 
 
@@ -66,11 +66,9 @@ class TextGradients(ABC):
             chances = some.float().softmax(1).to(self.device)
             self._drawn.append(torch.multinomial(chances, self.curvature.probes, True, generator=self._generator))
 
-    def columns(
-        self, tokens: np.ndarray, document: np.ndarray, unit_of: np.ndarray, log_likelihood: np.ndarray
-    ) -> dict[str, np.ndarray]:
+    def columns(self, tokens: np.ndarray, document: np.ndarray, unit_of: np.ndarray) -> dict[str, np.ndarray]:
         """Return leverage, influence, newton and newton_error of each unit, by the tokens (T,) in the order in which
-        they were seen, their documents and log-likelihoods, and the unit of each document."""
+        they were seen, their documents, and the unit of each document."""
         asked, units = self.curvature, int(unit_of.max()) + 1
         self._unit_of = torch.from_numpy(unit_of).to(self.device)
         labels = torch.cat([torch.from_numpy(tokens).to(self.device)[:, None], torch.cat(self._drawn)], 1)
@@ -83,9 +81,8 @@ class TextGradients(ABC):
         most = free_memory(self.device) // 6
         at_once = max(1, (most if self.device.type == "cuda" else min(most, MOST_ON_CPU)) // rows)
         of_unit = self._unit_of[torch.from_numpy(document).to(self.device)]
-        known = torch.from_numpy(log_likelihood).to(self.device)
         with torch.no_grad():
-            found = gradient_steps(self._pieces(labels, of_unit, units, at_once, known), products)
+            found = gradient_steps(self._pieces(labels, of_unit, units, at_once), products)
         return {name: values.cpu().numpy() for name, values in found.items()}
 
     @property
@@ -93,9 +90,7 @@ class TextGradients(ABC):
     def dtype(self) -> torch.dtype: ...
 
     @abstractmethod
-    def _pieces(
-        self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int, known: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
+    def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
         """Yield gradients (units, labels, parameters), `at_once` parameters at a time, in one order of parameters."""
 
 
@@ -124,11 +119,17 @@ class HeadGradients(TextGradients):
 
     def see(self, logits: torch.Tensor, where: torch.Tensor) -> None:
         super().see(logits, where)
-        self._inputs.append(self._given[where.to(self._given.device)].to(self.device))
+        given = self._given[where.to(self._given.device)].to(self.device)
+        if len(given) and not self._inputs:
+            again = nn.functional.linear(given, self._head.weight, self._head.bias).float()
+            apart = float((again - logits.to(self.device).float()).abs().max() / again.abs().max())
+            if apart > AGREES:
+                got = f"logits that differ from its outputs by {apart:.0%} of the largest"
+                remedy = 'the model changes them: name layers, as TextCurvature(through="adapters"), or curvature=None'
+                raise fail("curvature", "a head whose outputs are the logits", got, remedy)
+        self._inputs += [given] if len(given) else []
 
-    def _pieces(
-        self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int, known: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
+    def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
         order = torch.argsort(unit, stable=True)
         labels, unit, x = labels[order], unit[order], torch.cat(self._inputs)[order].to(self.dtype)
         weight = self._head.weight.detach().to(self.dtype)
@@ -137,11 +138,6 @@ class HeadGradients(TextGradients):
             weight = torch.cat([weight, self._head.bias.detach().to(self.dtype)[:, None]], 1)
         width, step = x.shape[1], max(1, NUMBERS_AT_ONCE // len(weight))
         normalizer = torch.cat([torch.logsumexp(some @ weight.T, 1) for some in x.split(step)])
-        said = (x * weight[labels[:, 0]]).sum(1) - normalizer
-        if (apart := float((said - known[order]).abs().max())) > AGREES:
-            got = f"log-likelihoods that differ by up to {apart:.2g}"
-            remedy = 'the model changes the head\'s outputs: name layers, as TextCurvature(through="adapters")'
-            raise fail("curvature", "a head whose outputs are the logits", got, remedy)
         words = max(1, at_once // width)
         blocks = list(padded_blocks(torch.bincount(unit, minlength=units), NUMBERS_AT_ONCE // max(words, width)))
         for first in range(0, len(weight), words):
@@ -176,9 +172,7 @@ class LayerGradients(TextGradients):
         double = next(iter(self._layers.values())).weight.dtype == torch.float64
         return torch.float64 if double else torch.float32
 
-    def _pieces(
-        self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int, known: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
+    def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
         groups: list[list[nn.Module]] = [[]]
         for layer in self._layers.values():
             if groups[-1] and sum(map(_size, [*groups[-1], layer])) > at_once:
