@@ -138,6 +138,19 @@ def test_what_is_refused(tmp_path):
     refused("expected values.npy as it was written, got .*damaged or changed since", collect_slices, tmp_path)
 
 
+def test_slices_of_two_types_are_refused_and_the_odd_one_can_be_trained_again(tmp_path):
+    def rounded(chosen, seed, *rest):
+        return lambda: noise_and_membership(chosen, seed, *rest)().astype(np.float32)
+
+    of_slice(tmp_path, range(4))
+    of_slice(tmp_path, range(4, 12), train=rounded)
+    for _ in range(2):
+        refused("collect: expected signals of one kind and type, got model 4", collect_slices, tmp_path)
+    ShadowFolder(tmp_path / "slices" / "000004-000012").remove()
+    of_slice(tmp_path, range(4, 12))
+    np.testing.assert_array_equal(collect_slices(tmp_path)[0].values[..., 0], plain_loop(12)[0])
+
+
 def test_another_version_is_refused_and_all_slices_are_removed_with_their_folder(tmp_path, monkeypatch):
     of_slice(tmp_path / "run", range(4))
     monkeypatch.setattr("giveaway.attacks.shadow_store.VERSION", "99.0")

@@ -41,6 +41,13 @@ def test_columns_are_those_of_an_audit_in_memory(tmp_path, monkeypatch, kind):
     assert not (tmp_path / "large").exists()
 
 
+def test_another_audit_in_the_same_folder_leaves_no_column_of_the_first(tmp_path):
+    audit_in_columns(made_head("classes", n=60, l2=0.5), tmp_path / "large", NAMES)
+    audit_in_columns(made_head("classes", n=50, l2=0.5), tmp_path / "large", ["loss"])
+    assert sorted(file.name for file in (tmp_path / "large").glob("*.npy")) == ["loss.npy"]
+    assert purge(tmp_path / "large")[1] == []
+
+
 def test_ties_stay_in_row_order(monkeypatch):
     monkeypatch.setattr(module, "RANKED_AT_ONCE", 4)
     column = np.array([1.0, 3, 3, 0, 3, 2, 5, 3, 2, 5])

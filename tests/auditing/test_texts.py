@@ -71,6 +71,12 @@ def test_the_newton_step_counts_as_far_as_the_model_has_not_learned_by_heart():
     refused("scores: expected curvature beside a score that needs it", ga.audit, TEXTS, scores="newton")
 
 
+def test_texts_that_are_all_the_same_are_audited():
+    steps = {name: np.ones(TEXTS.n) for name in STEPS}
+    same = replace(TEXTS, tokens=np.ones_like(TEXTS.tokens), base=None, base_best=None, steps=steps)
+    assert ga.audit(same).meta.fusion.weights == {"newton": 1.0, "left_out": 0.0}
+
+
 def test_people_are_ranked_by_all_of_their_documents():
     groups = np.repeat(np.arange(10), 4)
     people = replace(TEXTS, groups=groups)
@@ -80,7 +86,7 @@ def test_people_are_ranked_by_all_of_their_documents():
     assert len(table) == 10
     np.testing.assert_allclose(table["left_out"], whole["left_out"])
     alone = ga.audit(TEXTS, trace=trace_of(TEXTS))
-    np.testing.assert_allclose(table["trace"], alone["trace"].reshape(10, 4).sum(1))
+    np.testing.assert_allclose(table["trace"], alone["trace"].reshape(10, 4).mean(1))
 
 
 def test_a_table_of_texts_is_saved_reported_and_loaded(tmp_path):

@@ -256,6 +256,37 @@ class Capped(Tiny):
         return 3 * torch.tanh(super().forward(input_ids))
 
 
+class Twice(Tiny):
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        return self.head(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
+
+
+class Cropped(list):
+    """Another text each time a row is read."""
+
+    def __getitem__(self, row):
+        self.reads = getattr(self, "reads", 0) + 1
+        return {"input_ids": [(token + self.reads) % WORDS for token in super().__getitem__(row)["input_ids"]]}
+
+
+@pytest.mark.parametrize(
+    ("model", "documents", "words"),
+    [
+        (Twice(), DOCUMENTS, "features.*, got inner again"),
+        (Tiny(), Cropped(DOCUMENTS), "dataset: expected the same tokens at every reading, got others at the second"),
+    ],
+)
+def test_gradients_that_would_be_wrong_are_refused(model, documents, words):
+    refused(words, partial(from_causal_lm, model, documents, curvature=TextCurvature("inner")))
+
+
+def test_an_adapter_that_does_not_run_is_refused():
+    model = Tiny()
+    model.lora_spare = nn.Linear(WIDTH, 2).double()
+    refused("layers that run, got lora_spare", from_causal_lm, model, DOCUMENTS, curvature=TextCurvature("adapters"))
+
+
 def test_half_precision_changes_the_steps_by_its_rounding_alone():
     model = Tiny()
     with torch.no_grad():

@@ -1,5 +1,7 @@
 """What other texts predict: counts against loops over all other texts, and the mixture's likelihood at its maximum."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -87,3 +89,13 @@ def test_the_base_model_is_one_of_the_voices():
     documents = [rng.integers(0, 50, 20).tolist() for _ in range(10)]
     known = predicted_by_others(texts_of(documents, 50, base=np.full(200, np.log(0.9)))).log_likelihood
     assert known.mean() == pytest.approx(np.log(0.9), abs=0.02)
+
+
+def test_the_documents_of_a_person_begin_anew():
+    """Every document begins with the same token: the others predict it at the start of each, also of people."""
+    documents = [[3, *row] for row in np.random.default_rng(0).integers(0, 3, (60, 5)).tolist()]
+    texts = replace(texts_of(documents), groups=np.repeat(np.arange(12), 5))
+    people = texts.by_person()
+    np.testing.assert_array_equal(people.begins, np.arange(60) * 6)
+    said = np.exp(predicted_by_others(people).log_likelihood)
+    np.testing.assert_allclose(said[people.begins], said[0], rtol=1e-12)

@@ -74,7 +74,9 @@ def collect_slices(folder: str | os.PathLike[str]) -> tuple[Signals, Mapping[str
             for only, part in slices.items():
                 rows, seconds = ShadowStore(part.path, replace(plan, first=only.start)), seconds_in(part.path)
                 for number in sorted(set(only) - store.finished()):
-                    store.put(number, rows.joined(number), seconds[number])
+                    if refusal := store.put(number, rows.joined(number), seconds[number]):
+                        remedy = f"remove {part.path} with giveaway purge, and train it as the others"
+                        raise fail("collect", "signals of one kind and type", f"model {number}: {refusal}", remedy)
             signals = store.signals()
     signals = marked_with(signals, folder, next(iter(done.values())).digests)
     for part in slices.values():

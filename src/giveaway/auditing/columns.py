@@ -68,13 +68,17 @@ def audit_in_columns(
             said = f"No fused score: these {len(rows):,} rows are {what} {head.n:,} records."
             facts = {"class": head.targets[rows].numpy()} if has_one_class(head) else {}
             of_rows = {column: np.array(values[rows]) for column, values in columns.items()}
-            stated = Meta.from_json({**meta, "rows": len(rows), "no_view": said})
-            tables.append(ScoreTable(of_rows, rows, stated, facts))
+            meta_of = Meta.from_json({**meta, "rows": len(rows), "no_view": said})
+            tables.append(ScoreTable(of_rows, rows, meta_of, facts))
             tables[-1].stage(place, name)
         for name, part in parts.items():
             columns[name].flush()
             place.stage(f"{name}.npy", part)
-        place.commit({"records": head.n, "scores": list(resolved.scores), "ranked_by": resolved.scores[0]})
+        old = {name for name in place.listed() if name.endswith(".npy")} - {f"{name}.npy" for name in parts}
+        stated = {"records": head.n, "scores": list(resolved.scores), "ranked_by": resolved.scores[0]}
+        place.commit(stated, without=old)
+        for name in old:  # of an audit that this one replaces
+            (place.path / name).unlink(missing_ok=True)
     return tables[0], tables[1]
 
 

@@ -14,7 +14,6 @@ from giveaway.extract.language_model_checks import check_dataset, checked_models
 from giveaway.extract.language_models import NUMBERS_AT_ONCE, from_causal_lm
 from giveaway.extract.text_gradients import MOST_ON_CPU, TextCurvature, linear_layers, output_head
 from giveaway.extract.torch_model import device_of
-from giveaway.linalg.precision import precision_named
 from giveaway.text import human_seconds
 
 TIMED = 32  # rows
@@ -54,7 +53,7 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
     place = device_of(model, None)
     on_gpu = place.type == "cuda"
     if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats(place)
     began = perf_counter()
     texts = from_causal_lm(model, first, **options)
     audit_texts(texts, "default", None)
@@ -62,7 +61,7 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
     logits = size * int(texts.lengths.max()) * texts.vocabulary
     weights = sum(p.nbytes for one in (model, base) if one is not None for p in one.parameters())
     at_work = weights + 8 * logits + 16 * min(logits, NUMBERS_AT_ONCE)
-    held: float = torch.cuda.max_memory_allocated() if on_gpu else at_work
+    held: float = torch.cuda.max_memory_allocated(place) if on_gpu else at_work
     tokens, curvature = round(len(texts.tokens) * share), options.get("curvature", TextCurvature())
     if curvature is not None:  # gradients of some parameters at a time, what the head was given, and their products
         head = curvature.through == "head"
@@ -70,9 +69,8 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
         size, units = sum(layer.weight.numel() for layer in layers), round(texts.n * share)
         gradients, chosen = (1 + curvature.probes) * units, curvature.probes * min(units, curvature.documents)
         held += 2.5 * min(free_memory(place) // 6 if on_gpu else MOST_ON_CPU, 4 * gradients * size)
-        held += 20 * gradients * chosen + (
-            tokens * layers[0].weight.shape[1] * layers[0].weight.itemsize if head else 0
-        )
-        precision = precision_named("auto", place).between
-        seconds += 2.0 * gradients * chosen * size / calibrate(place, precision, (TIMED, 1 << 16, TIMED)) / share
+        held += 20 * gradients * chosen + (12 * tokens * layers[0].weight.shape[1] if head else 0)
+        kind, times = (torch.bfloat16, 3) if on_gpu else (torch.float32, 1)
+        operations = 2.0 * times * gradients * chosen * size
+        seconds += operations / calibrate(place, kind, (TIMED, 1 << 16, TIMED)) / share
     return TextCost(rows, tokens, seconds * share, int(held), TOKEN_BYTES * tokens, timed)

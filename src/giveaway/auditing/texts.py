@@ -56,7 +56,10 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
         view = TraceView(trace, texts, -texts.means(texts.log_likelihood))
     rows = texts.by_person()
     others = predicted_by_others(rows)
-    views = TextViews(rows, others.log_likelihood, None if view is None else view.roots)
+    roots = None if view is None else view.roots
+    if roots is not None and texts.groups is not None:  # a person's mean, as the loss is
+        roots = roots / np.unique(texts.groups, return_counts=True)[1]
+    views = TextViews(rows, others.log_likelihood, roots)
     columns = {name: score(views) for name, (need, score) in known.items() if there[need]}
     columns["fused"] = of_texts.fused(views)
     meta: dict[str, Any] = {

@@ -42,6 +42,8 @@ def _loaded(argument: str, reference: str) -> tuple[Any, Any]:
     folder = Path(reference)
     try:
         if (folder / "adapter_config.json").is_file():
+            if not (folder / "adapter_model.safetensors").is_file():
+                raise fail(argument, "adapters in safetensors", "none in the folder", "save them with save_pretrained")
             peft = _library("peft", argument)
             before = peft.PeftConfig.from_pretrained(reference).base_model_name_or_path
             model = peft.PeftModel.from_pretrained(_pretrained(argument, before), reference)

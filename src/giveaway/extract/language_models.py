@@ -271,10 +271,10 @@ def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> T
     check_floating(layers.values())
     encoded = is_encoder_decoder(model)
 
-    def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor]]]:
+    def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]:
         for batch in rows.batches():
-            documents, _, where = _counted(batch, encoded)
-            yield documents, partial(_logits_at, model, batch, encoded, where)
+            documents, counted, where = _counted(batch, encoded)
+            yield documents, partial(_logits_at, model, batch, encoded, where), batch.labels[counted]
 
     return LayerGradients(curvature, layers, batches)
 

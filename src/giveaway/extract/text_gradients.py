@@ -14,7 +14,7 @@ from torch import nn
 
 from giveaway.checks import check_choice, check_number, check_whole, fail, free_memory, nearest
 from giveaway.linalg.gradient_steps import GradientProducts, gradient_steps
-from giveaway.linalg.precision import Precision, precision_named
+from giveaway.linalg.precision import Precision
 
 NUMBERS_AT_ONCE = 2**25  # probabilities that are held together
 MOST_ON_CPU = 1_000_000_000  # bytes of gradients that are held together
@@ -74,9 +74,9 @@ class TextGradients(ABC):
         labels = torch.cat([torch.from_numpy(tokens).to(self.device)[:, None], torch.cat(self._drawn)], 1)
         some = np.random.default_rng(0).permutation(units)[: asked.documents]
         chosen = torch.from_numpy(np.sort(some)).to(self.device)
-        precision = Precision("float64") if self.dtype == torch.float64 else precision_named("auto", self.device)
+        kind = "float64" if self.dtype == torch.float64 else "bf16x3" if self.device.type == "cuda" else "float32"
         adaptive = asked.optimizer == "adam"
-        products = GradientProducts(units, chosen, asked.probes, precision, adaptive, asked.damping)
+        products = GradientProducts(units, chosen, asked.probes, Precision(kind), adaptive, asked.damping)
         rows = units * (1 + asked.probes) * self.dtype.itemsize
         most = free_memory(self.device) // 6
         at_once = max(1, (most if self.device.type == "cuda" else min(most, MOST_ON_CPU)) // rows)
@@ -155,14 +155,14 @@ class HeadGradients(TextGradients):
 
 class LayerGradients(TextGradients):
     """Through linear layers anywhere in the model: a text's gradient is Σ (what comes back) ⊗ (what the layer was
-    given) over its places. `batches` are read again, each with the documents of its places (b, L), −1 for none, and a
-    function that gives the logits (t, V) of its tokens."""
+    given) over its places. `batches` are read again, each with the documents of its places (b, L), −1 for none, a
+    function that gives the logits (t, V) of its tokens, and the tokens (t,)."""
 
     def __init__(
         self,
         curvature: TextCurvature,
         layers: Mapping[str, nn.Module],
-        batches: Callable[[], Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor]]]],
+        batches: Callable[[], Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]],
     ) -> None:
         super().__init__(curvature, next(iter(layers.values())).weight.device)  # type: ignore[arg-type]
         self._layers, self._batches = layers, batches
@@ -173,30 +173,43 @@ class LayerGradients(TextGradients):
         return torch.float64 if double else torch.float32
 
     def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
-        groups: list[list[nn.Module]] = [[]]
-        for layer in self._layers.values():
-            if groups[-1] and sum(map(_size, [*groups[-1], layer])) > at_once:
-                groups.append([])
-            groups[-1].append(layer)
-        for layers in groups:
-            parts = [
-                torch.zeros(units, labels.shape[1], _size(layer), device=self.device, dtype=self.dtype)
-                for layer in layers
-            ]
+        groups: list[list[tuple[str, slice]]] = [[]]
+        left = at_once
+        for name, layer in self._layers.items():
+            width, height = _shape(layer)
+            step = max(1, min(height, at_once // width))  # outputs of a large layer at a time
+            for first in range(0, height, step):
+                some = slice(first, min(first + step, height))
+                needed = width * (some.stop - first)
+                if groups[-1] and needed > left:
+                    groups.append([])
+                    left = at_once
+                groups[-1].append((name, some))
+                left -= needed
+        for group in groups:
+            named = dict.fromkeys(name for name, _ in group)
+            layers = {name: self._layers[name] for name in named}
+            sizes = [_shape(layers[name])[0] * (some.stop - some.start) for name, some in group]
+            room = torch.zeros(units, labels.shape[1], sum(sizes), device=self.device, dtype=self.dtype)
+            parts = room.split(sizes, 2)
             first = 0
-            for documents, logits_of in self._batches():
+            for documents, logits_of, targets in self._batches():
                 documents = documents.to(self.device)
                 places = torch.where(documents < 0, -1, self._unit_of[documents.clamp_min(0)])
                 with torch.enable_grad(), _recorded(layers) as (given, returned):
                     logs = logits_of().to(self.dtype).log_softmax(1)
                     own = labels[first : first + len(logs)].to(logs.device)
+                    if not torch.equal(own[:, 0], targets.to(own.device)):
+                        remedy = "leave out random crops and the like: every reading must give the same rows"
+                        raise fail("dataset", "the same tokens at every reading", "others at the second", remedy)
                     losses = (-logs.gather(1, own).sum(0)).unbind()
                 first += len(logs)
                 for probe, loss in enumerate(losses):
-                    back = torch.autograd.grad(loss, returned, retain_graph=probe + 1 < len(losses))
-                    for part, x, y in zip(parts, given, back, strict=True):
-                        _add_outer(part[:, probe], x, y, places)
-            yield torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+                    back = torch.autograd.grad(loss, list(returned.values()), retain_graph=probe + 1 < len(losses))
+                    outputs = dict(zip(returned, back, strict=True))
+                    for part, (name, some) in zip(parts, group, strict=True):
+                        _add_outer(part[:, probe], given[name], outputs[name][..., some], places)
+            yield room
 
 
 def padded_blocks(lengths: torch.Tensor, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -245,36 +258,46 @@ def _is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) or type(layer).__name__ == CONV1D
 
 
-def _size(layer: nn.Module) -> int:
-    return layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel())  # type: ignore[operator]
+def _shape(layer: nn.Module) -> tuple[int, int]:
+    """Return how many inputs a layer has, its bias counted as one, and how many outputs."""
+    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+    outputs, inputs = weight.shape[::-1] if type(layer).__name__ == CONV1D else weight.shape
+    return inputs + (layer.bias is not None), outputs
 
 
 @contextmanager
-def _recorded(layers: Sequence[nn.Module]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+def _recorded(layers: Mapping[str, nn.Module]) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
     """Record inside what layers are given, and zeros added to what they return, whose gradients are the outputs'."""
-    given: list[torch.Tensor] = [torch.empty(0)] * len(layers)
-    returned: list[torch.Tensor] = [torch.empty(0)] * len(layers)
+    given: dict[str, torch.Tensor] = {}
+    returned: dict[str, torch.Tensor] = {}
 
-    def hook(number: int) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
+    def hook(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
         def record(layer: nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             x = arguments[0].detach()
-            given[number] = x if layer.bias is None else torch.cat([x, torch.ones_like(x[..., :1])], -1)
-            returned[number] = torch.zeros_like(output, requires_grad=True)
-            return output + returned[number]
+            if name in given or x.ndim != 3:
+                got = f"{name} again" if name in given else f"{name} with inputs of shape {tuple(x.shape)}"
+                raise fail("through", "layers that run once, on (rows, places, features)", got, "name other layers")
+            given[name] = x if layer.bias is None else torch.cat([x, torch.ones_like(x[..., :1])], -1)
+            returned[name] = torch.zeros_like(output, requires_grad=True)
+            return output + returned[name]
 
         return record
 
-    handles = [layer.register_forward_hook(hook(number)) for number, layer in enumerate(layers)]
+    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
     try:
         yield given, returned
     finally:
         for handle in handles:
             handle.remove()
+    if missing := [name for name in layers if name not in given]:
+        raise fail(
+            "through", "layers that run", f"{missing[0]}, which does not", "name the layers of the active adapter"
+        )
 
 
 def _add_outer(part: torch.Tensor, x: torch.Tensor, y: torch.Tensor, places: torch.Tensor) -> None:
     """Add Σ y ⊗ x over the places of each unit to part (units, outputs · inputs)."""
-    x, y, places = x.to(part.dtype), y.to(part.dtype), places.to(part.device)
+    x, y, places = x.to(part.device, part.dtype), y.to(part.device, part.dtype), places.to(part.device)
     unit = places.amax(1)
     if x.shape[:2] == places.shape and bool(((places >= 0) & (places != unit[:, None])).any()):  # packed rows
         flat = places.flatten()
@@ -283,6 +306,7 @@ def _add_outer(part: torch.Tensor, x: torch.Tensor, y: torch.Tensor, places: tor
         x, y = x.flatten(0, 1)[order], y.flatten(0, 1)[order]
         for which, at, there in padded_blocks(lengths, NUMBERS_AT_ONCE // max(x.shape[1], y.shape[1])):
             outer = (y[at] * there.unsqueeze(2)).mT @ x[at]
-            part.index_add_(0, unit[which], outer.flatten(1).to(part.device))
+            part.index_add_(0, unit[which], outer.flatten(1))
         return
-    part.index_add_(0, unit, (y.mT @ x).flatten(1).to(part.device))
+    there = unit >= 0
+    part.index_add_(0, unit[there], (y.mT @ x).flatten(1)[there])

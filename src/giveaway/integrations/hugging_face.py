@@ -70,6 +70,7 @@ class RecordTextLosses(TrainerCallback):
         if self.trace is None:
             return
         if not self.trace.unfinished()["added"]:
+            self._close()
             remedy = "train without label_smoothing_factor and compute_loss_func, and collate labels"
             raise fail("trainer", "labels in what the model is called with", "none in a whole epoch", remedy)
         self.trace.end_epoch()

@@ -12,6 +12,7 @@ import torch
 from giveaway.linalg.precision import Precision
 
 Columns = dict[str, torch.Tensor]
+AT_ONCE = 4096  # units that are solved for together
 
 
 class GradientProducts:
@@ -53,14 +54,16 @@ class GradientProducts:
         few, many = len(probes), self._units / len(self._chosen)
         kept = torch.tensor([0, *(1 + probe for probe in probes)], device=own.device)
         scale = torch.tensor([1.0] + [few**-0.5] * few, dtype=torch.float64, device=own.device)
-        cross = self._cross.view(self._units, -1, len(self._chosen), self._probes)[:, kept][..., kept[1:] - 1]
-        cross = cross.double() * scale[:, None, None] * (many / few) ** 0.5  # (n, 1 + few, chosen, few)
-        among = cross[self._chosen, 1:].flatten(2).flatten(0, 1) * many**0.5
+        among = self._products(self._chosen, kept, scale)[:, 1:].flatten(2).flatten(0, 1) * many**0.5
         among.diagonal().add_(damping)
         root = torch.linalg.cholesky((among + among.T) / 2)
-        solved = torch.linalg.solve_triangular(root, cross.flatten(2).flatten(0, 1).T, upper=False)
-        solved = solved.T.unflatten(0, (self._units, -1))
-        inverse = (own[:, kept][:, :, kept] * scale * scale[:, None] - solved @ solved.mT) / damping
+        inverse = own[:, kept][:, :, kept] * scale * scale[:, None]
+        for first in range(0, self._units, AT_ONCE):
+            some = self._products(slice(first, first + AT_ONCE), kept, scale)
+            solved = torch.linalg.solve_triangular(root, some.flatten(2).flatten(0, 1).T, upper=False)
+            solved = solved.T.unflatten(0, (len(some), -1))
+            inverse[first : first + AT_ONCE] -= solved @ solved.mT
+        inverse /= damping
         at = inverse[self._chosen]  # these units are part of H: take their own share out
         ones = torch.eye(few, dtype=torch.float64, device=own.device)
         inverse[self._chosen] = at + at[:, :, 1:] @ torch.linalg.solve(ones / many - at[:, 1:, 1:], at[:, 1:])
@@ -69,6 +72,13 @@ class GradientProducts:
         shrunk = torch.linalg.solve(ones + drawn, torch.cat([step.mT, drawn], 2))
         leverage = shrunk[:, :, 1:].diagonal(dim1=1, dim2=2).sum(1)
         return {"leverage": leverage, "influence": newton - (step @ shrunk[:, :, :1]).flatten(), "newton": newton}
+
+    def _products(self, rows: slice | torch.Tensor, kept: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Return the products (k, 1 + few, chosen, few) of some units' rows with those that make H."""
+        few, many = len(kept) - 1, self._units / len(self._chosen)
+        of_units = self._cross.view(self._units, -1, len(self._chosen), self._probes)[rows]
+        some = of_units[:, kept][..., kept[1:] - 1].double()
+        return some * scale[:, None, None] * (many / few) ** 0.5
 
 
 def gradient_steps(pieces: Iterable[torch.Tensor], products: GradientProducts) -> Columns:

@@ -28,6 +28,7 @@ class Texts:
     ids : a unique name a document (numbers by default). groups : the person each document belongs to.
     model : what kind of model it is, such as GPT2LMHeadModel.
     steps : leverage, influence, newton and newton_error of each document, or of each person where there are groups.
+    begins : of people, the tokens that begin one of their documents.
     continued : of how many tokens a beginning has, and how many must follow word for word for a text to be continued.
     """
 
@@ -46,6 +47,7 @@ class Texts:
     base_best: np.ndarray | None = None
     words: list[str] | None = None
     steps: Mapping[str, np.ndarray] | None = None
+    begins: np.ndarray | None = None
     continued: tuple[int, int] = (32, 32)
     loss: ClassVar[str] = "tokens"
 
@@ -122,7 +124,8 @@ class Texts:
             contents = [""] * len(people)
             for text, owner in zip(self.contents, person, strict=True):
                 contents[owner] += text + "\n"
-        return replace(self, starts=starts, contents=contents, ids=people, groups=None, **of_tokens)
+        begins = np.flatnonzero(np.diff(self.document[order], prepend=-1))
+        return replace(self, starts=starts, contents=contents, ids=people, groups=None, begins=begins, **of_tokens)
 
     def by_record(self) -> "Texts":
         """Return the same documents without their people, and without the steps of people."""

@@ -54,7 +54,7 @@ MEANINGS = {
 
 OF_TEXTS = {
     "tokens": "how many tokens, about words, it has of which the model's prediction counts",
-    "copies": "how many other texts have the same tokens",
+    "copies": "how many other texts have the same scored tokens",
     "shared": "the share of its tokens that follow two or more tokens which stand before them in another text too",
     "longest_run": "the most tokens in a row that the model gives back, each after those before it",
     "longest_run_before": "the same of the model before fine-tuning: what it gave back then was not learned here",

@@ -46,7 +46,7 @@ class Views:
     @cached_property
     def memorized(self) -> float:
         """M by the other records' errors, from 0 to 1."""
-        return _removed(math.fsum(self.error_with), self._unseen_by_others)
+        return removed(math.fsum(self.error_with), self._unseen_by_others)
 
     @cached_property
     def held(self) -> float:
@@ -74,7 +74,7 @@ class Views:
             return {"head": 1.0}
         others, head = 1.0, 1.0
         if self.held_out_error is not None:
-            m = _removed(math.fsum(self.error_with), self.held_out_error * self.records)
+            m = removed(math.fsum(self.error_with), self.held_out_error * self.records)
             others = m * (1.0 - self.unpredicted)
             head = (1.0 - self.held) ** 2 * (m * m + (1.0 - m) ** 2)
         elif self.error_without is not None:
@@ -165,7 +165,7 @@ def share_of(part: float, whole: float) -> float:
     return 0.0 if part <= 0 else 1.0 if part >= whole else float(part / whole)
 
 
-def _removed(with_it: float, without_it: float) -> float:
+def removed(with_it: float, without_it: float) -> float:
     """1 − with_it/without_it within 0 and 1; 0 where there was nothing to remove."""
     return 1.0 - share_of(with_it, without_it) if without_it > 0 else 0.0
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from giveaway.records.texts import Texts
-from giveaway.scores.fusion import normal_scores, share_of, share_of_its_own
+from giveaway.scores.fusion import normal_scores, removed, share_of_its_own
 
 HARDEST = 0.2  # of a text's tokens, over which min_k takes the mean
 
@@ -106,7 +106,7 @@ def weights(views: TextViews) -> dict[str, float]:
     assert others is not None
     memorized, counts = 1.0, {}
     if texts.steps is not None:
-        memorized = 1.0 - share_of(math.fsum(texts.log_likelihood) / math.fsum(others), 1.0)
+        memorized = removed(-math.fsum(texts.log_likelihood), -math.fsum(others))
         counts["newton"] = 1.0 - memorized
     counts["left_out"] = memorized
     if views.roots is not None:

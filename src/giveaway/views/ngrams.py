@@ -40,7 +40,7 @@ def predicted_by_others(texts: Texts) -> OtherTexts:
     chances = [floor]
     longest, often = np.zeros(len(floor), dtype=np.int64), np.zeros(len(floor), dtype=np.int64)
     first = np.zeros(len(floor), dtype=bool)
-    first[texts.starts[:-1]] = True
+    first[texts.starts[:-1] if texts.begins is None else texts.begins] = True
     gram = np.zeros(len(floor), dtype=np.int64)
     for size in range(1, LONGEST + 1):
         context = np.zeros_like(gram) if size == 1 else np.where(first, 0, np.roll(gram, 1) + 1)
