@@ -7,6 +7,7 @@ file. Rules were chosen on SST-2; AG News is the check.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,12 @@ def measure(work: Path, file: Path, kind: str, stage: int, documents: Documents)
                 sign = 1.0 if one in HIGH else -1.0
                 attacks[one][0].append(sign * columns[one])
                 attacks[one][1].append(sign * held[f"outside_{one}_{target}"])
+            if "zlib_ratio" in columns:
+                tokens, starts = tokens_of(documents, np.flatnonzero(~signals.members[target]))
+                size = [len(zlib.compress(text.encode())) for text in contents_of(work, tokens, starts)]
+                inside, outside = attacks.setdefault("zlib_ratio", ([], []))
+                inside.append(-columns["zlib_ratio"])
+                outside.append(-held[f"outside_loss_{target}"] * np.diff(starts) / size)
         for one, score in columns.items():
             figures.setdefault(one, []).append(
                 [recall_at(score, truth, 0.01, 0.05), recall_at(score, truth, 0.05, 0.05), spearman(score, truth)]
@@ -76,17 +83,14 @@ def columns_of(
     work: Path, held: Any, target: int, documents: Documents, rows: np.ndarray, seen: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return every score of a target's documents, as `ga.audit` gives them."""
-    lengths = documents.lengths.numpy()[rows]
-    tokens = np.concatenate(
-        [documents.tokens[row, 1:length].numpy() for row, length in zip(rows, lengths, strict=True)]
-    )
-    starts = np.concatenate([[0], np.cumsum(lengths - 1)])
+    tokens, starts = tokens_of(documents, rows)
     of_tokens: Any = {one: held[f"{one}_{target}"] for one in KEPT}
     of_tokens = {name: values if name == "best" else values.astype(np.float64) for name, values in of_tokens.items()}
     names = ("leverage", "influence", "newton", "newton_error")
     steps = {name: held[f"head_{name}_{target}"] for name in names}
     shape, _ = read_pretrained(work / "pretrained.npz")
-    named: Any = {"contents": _contents(work, tokens, starts), "ids": rows, "steps": steps}
+    words = contents_of(work, tokens, starts) if (work / "tokenizer.json").exists() else None
+    named: Any = {"contents": words, "ids": rows, "steps": steps}
     texts = Texts(starts, tokens, shape.vocabulary, **of_tokens, **named)
     trace = ga.LossTrace.from_losses(seen.astype(np.float64), ids=rows)
     table = ga.audit(texts, trace=trace)
@@ -100,14 +104,19 @@ def columns_of(
     return columns
 
 
+def tokens_of(documents: Documents, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens that some documents predict, one after the other, and where each begins and the last ends."""
+    lengths = documents.lengths.numpy()[rows]
+    there = np.arange(1, documents.tokens.shape[1]) < lengths[:, None]
+    return documents.tokens.numpy()[rows, 1:][there], np.concatenate([[0], np.cumsum(lengths - 1)])
+
+
 def rates_of(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
     """Return the share of members above all but these shares of the others."""
     return {f"TPR at {rate:.1%}": digits(float((inside > np.quantile(outside, 1 - rate)).mean())) for rate in RATES}
 
 
-def _contents(work: Path, tokens: np.ndarray, starts: np.ndarray) -> list[str] | None:
-    if not (work / "tokenizer.json").exists():
-        return None
+def contents_of(work: Path, tokens: np.ndarray, starts: np.ndarray) -> list[str]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))

@@ -56,7 +56,7 @@ def test_a_setting_runs_small_and_its_numbers_come_from_what_it_kept(tmp_path):
     assert result["small"]
     assert (result["models"], result["targets"]) == (6, 2)
     assert set(result["agreement"]) == {"lira", "lira_tied", "effect_size", "rmia", "shokri"}
-    scores = {"loss", "gradient_norm", "influence", "newton", "fused", "whole_network"}
+    scores = {"loss", "gradient_norm", "input_gradient_norm", "influence", "newton", "fused", "whole_network"}
     assert set(result["agreement"]["lira"]) == scores
     assert result["newton_over_influence"]["largest_error"] < 1e-6  # 1/(1 − h), one output
     assert {"references", "targets", "attacks", "surrogates", "fused", "whole_network"} <= set(result["seconds"])
@@ -170,7 +170,8 @@ def test_the_recipe_of_cifar100_runs_on_that_folder(tmp_path):
     run(quick, Job(quick.name, tmp_path, work, models=8, targets=1, out=tmp_path))
     result = json.loads((tmp_path / "cifar100_resnet20.json").read_text())
     assert (result["records"], result["others"], result["records_a_model"]) == (300, 80, 150)
-    assert set(result["agreement"]["lira"]) == {"loss", "gradient_norm", "entropy", "influence", "newton", "fused"}
+    scores = {"loss", "gradient_norm", "input_gradient_norm", "entropy", "influence", "newton", "fused"}
+    assert set(result["agreement"]["lira"]) == scores
     assert set(result["attacks"]) == {"lira", "rmia", "shokri"}
 
 
