@@ -214,7 +214,7 @@ def test_a_worker_that_is_killed_loses_nothing_and_nothing_is_there_twice(tmp_pa
     said = [line.split() for line in log.read_text().splitlines()]
     assert len({process for _, process in said} - {str(os.getpid())}) >= 2
     assert len({seed for seed, _ in said}) == 12
-    assert len(said) <= 14  # what the two workers had in hand when one was killed, and no model more
+    assert len(said) <= 16  # of each worker what it had in hand when one was killed, and what was not yet handed over
     assert not list(Path(tmp_path / "run").glob("model-*"))
 
 
