@@ -37,6 +37,18 @@ def run(folder, models=6, train=noise_and_membership, **options):
     return train_shadows(Retraining(train, **given), models=models, folder=folder, **asked)
 
 
+def interrupted_after(left):
+    """A training that is interrupted after left[0] models."""
+
+    def train(indices, seed):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return noise_and_membership(indices, seed)
+
+    return train
+
+
 def plain_loop(models=6, seed=0, rows=RECORDS):
     members = balanced_membership(models, RECORDS, seed=seed)
     seeds = [model_seed(number, seed=seed) for number in range(models)]
@@ -193,7 +205,7 @@ def test_memory_does_not_grow_with_the_models(tmp_path, monkeypatch, options):
     monkeypatch.setattr("giveaway.attacks.shadow.WAITING_BYTES", 10 * ONE_MODEL)
     peak_of(tmp_path / "first", 2, **options)  # what is imported or cached once
     few, many = (peak_of(tmp_path / str(models), models, **options) for models in (10, 50))
-    assert many - few < 0.2 * 40, (few, many)
+    assert many - few < 14, (few, many)  # of 40: ten may wait, and two are in hand
 
 
 # ------------------------------------------------------------------------------------------------ membership

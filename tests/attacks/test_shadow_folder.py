@@ -14,19 +14,13 @@ import pytest
 
 from giveaway.attacks.shadow_store import ShadowFolder, ShadowStore, stored_seconds
 from giveaway.storage.folder import LOCK
-from tests.attacks.test_shadow import RECORDS, noise_and_membership, plain_loop, run
+from tests.attacks.test_shadow import RECORDS, interrupted_after, noise_and_membership, plain_loop, run
 from tests.conftest import refused
 
 
 def test_an_interrupted_run_goes_on(tmp_path):
     left = [3]
-
-    def train(indices, seed):
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        return noise_and_membership(indices, seed)
-
+    train = interrupted_after(left)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, train=train)
     assert len(list(tmp_path.glob("model-*.npy"))) == 3

@@ -13,7 +13,7 @@ import pytest
 from giveaway.attacks import collect_slices
 from giveaway.attacks.shadow_store import ShadowFolder, stored_seconds
 from giveaway.records import Signals
-from tests.attacks.test_shadow import POPULATION, RECORDS, noise_and_membership, plain_loop, run
+from tests.attacks.test_shadow import POPULATION, RECORDS, interrupted_after, noise_and_membership, plain_loop, run
 from tests.conftest import refused
 
 PARTS = (range(4, 9), range(0, 4), range(9, 12))  # of any size, in any order
@@ -67,13 +67,7 @@ def test_labels_and_a_population_are_joined_too(tmp_path):
 
 def test_a_slice_that_was_stopped_goes_on_and_is_not_collected_before(tmp_path):
     left = [3]
-
-    def train(indices, seed):
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        return noise_and_membership(indices, seed)
-
+    train = interrupted_after(left)
     with pytest.raises(KeyboardInterrupt):
         of_slice(tmp_path, range(4, 12), train=train)
     refused(

@@ -4,6 +4,7 @@ explicit matrices and a real refit."""
 import copy
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,10 +124,8 @@ def test_gradients_through_adapters_are_autograds_packed_or_not(gradients, monke
 
 def test_labels_drawn_average_to_the_curvature(monkeypatch):
     model, pieces = Tiny(), []
-    monkeypatch.setattr("giveaway.extract.text_gradients.GradientProducts", lambda *given: None)
-    monkeypatch.setattr(
-        "giveaway.extract.text_gradients.gradient_steps", lambda given, products: pieces.extend(given) or {}
-    )
+    kept = SimpleNamespace(add=pieces.append, columns=dict)
+    monkeypatch.setattr("giveaway.extract.text_gradients.GradientProducts", lambda *given: kept)
     from_causal_lm(model, DOCUMENTS, curvature=TextCurvature(probes=20_000))
     drawn = torch.cat(pieces, 2)[:, 1:]
     found = torch.einsum("npi,npj->nij", drawn, drawn) / drawn.shape[1]

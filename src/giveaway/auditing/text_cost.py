@@ -68,7 +68,7 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
         layers: list[Any] = [output_head(model)] if head else list(linear_layers(model, curvature.through).values())
         size, units = sum(layer.weight.numel() for layer in layers), round(texts.n * share)
         gradients, chosen = (1 + curvature.probes) * units, curvature.probes * min(units, curvature.documents)
-        held += 2.5 * min(free_memory(place) // 6 if on_gpu else MOST_ON_CPU, 4 * gradients * size)
+        held += 3 * min(free_memory(place) // 6 if on_gpu else MOST_ON_CPU, 4 * gradients * size)
         held += 20 * gradients * chosen + (12 * tokens * layers[0].weight.shape[1] if head else 0)
         kind, times = (torch.bfloat16, 3) if on_gpu else (torch.float32, 1)
         operations = 2.0 * times * gradients * chosen * size

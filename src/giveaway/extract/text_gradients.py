@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from giveaway.checks import check_choice, check_number, check_whole, fail, free_memory, nearest
-from giveaway.linalg.gradient_steps import GradientProducts, gradient_steps
+from giveaway.linalg.gradient_steps import GradientProducts
 from giveaway.linalg.precision import Precision
 
 NUMBERS_AT_ONCE = 2**25  # probabilities that are held together
@@ -50,10 +50,11 @@ class TextCurvature:
 class TextGradients(ABC):
     """Gradients of each text's summed loss: of its own tokens, and of the labels that the model drew in their place."""
 
-    def __init__(self, curvature: TextCurvature, device: torch.device) -> None:
-        self.curvature, self.device = curvature, device
+    def __init__(self, curvature: TextCurvature, weight: torch.Tensor) -> None:
+        self.curvature, self.device = curvature, weight.device
+        self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self._drawn: list[torch.Tensor] = []
-        self._generator = torch.Generator(device).manual_seed(0)
+        self._generator = torch.Generator(self.device).manual_seed(0)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -82,12 +83,9 @@ class TextGradients(ABC):
         at_once = max(1, (most if self.device.type == "cuda" else min(most, MOST_ON_CPU)) // rows)
         of_unit = self._unit_of[torch.from_numpy(document).to(self.device)]
         with torch.no_grad():
-            found = gradient_steps(self._pieces(labels, of_unit, units, at_once), products)
-        return {name: values.cpu().numpy() for name, values in found.items()}
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype: ...
+            for piece in self._pieces(labels, of_unit, units, at_once):
+                products.add(piece)
+            return {name: values.cpu().numpy() for name, values in products.columns().items()}
 
     @abstractmethod
     def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
@@ -98,13 +96,9 @@ class HeadGradients(TextGradients):
     """Through the output layer: a token's gradient is (p − its label) ⊗ what the layer was given."""
 
     def __init__(self, curvature: TextCurvature, head: nn.Linear) -> None:
-        super().__init__(curvature, head.weight.device)
+        super().__init__(curvature, head.weight)
         self._head, self._given = head, torch.empty(0)
         self._inputs: list[torch.Tensor] = []
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64 if self._head.weight.dtype == torch.float64 else torch.float32
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -164,13 +158,8 @@ class LayerGradients(TextGradients):
         layers: Mapping[str, nn.Module],
         batches: Callable[[], Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]],
     ) -> None:
-        super().__init__(curvature, next(iter(layers.values())).weight.device)  # type: ignore[arg-type]
+        super().__init__(curvature, next(iter(layers.values())).weight)  # type: ignore[arg-type]
         self._layers, self._batches = layers, batches
-
-    @property
-    def dtype(self) -> torch.dtype:
-        double = next(iter(self._layers.values())).weight.dtype == torch.float64
-        return torch.float64 if double else torch.float32
 
     def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
         groups: list[list[tuple[str, slice]]] = [[]]
@@ -187,8 +176,7 @@ class LayerGradients(TextGradients):
                 groups[-1].append((name, some))
                 left -= needed
         for group in groups:
-            named = dict.fromkeys(name for name, _ in group)
-            layers = {name: self._layers[name] for name in named}
+            layers = {name: self._layers[name] for name, _ in group}
             sizes = [_shape(layers[name])[0] * (some.stop - some.start) for name, some in group]
             room = torch.zeros(units, labels.shape[1], sum(sizes), device=self.device, dtype=self.dtype)
             parts = room.split(sizes, 2)

@@ -5,7 +5,7 @@ H = Σ H_i + λD is never formed: H_i becomes the outer products of s gradients,
 scaled to all, and what is asked of H⁻¹ follows from products between gradients (docs/derivations.md).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -79,10 +79,3 @@ class GradientProducts:
         of_units = self._cross.view(self._units, -1, len(self._chosen), self._probes)[rows]
         some = of_units[:, kept][..., kept[1:] - 1].double()
         return some * scale[:, None, None] * (many / few) ** 0.5
-
-
-def gradient_steps(pieces: Iterable[torch.Tensor], products: GradientProducts) -> Columns:
-    """Add up all pieces and return the columns."""
-    for piece in pieces:
-        products.add(piece)
-    return products.columns()
