@@ -125,7 +125,7 @@ def test_it_writes_a_private_folder_and_prints_a_ranking(done, pictures, file, a
         ("--kernel laplace --sphere", KernelChoice("laplace", sphere=True)),
         ("--kernel linear --weight-variance 0.5", KernelChoice("linear", weight_variance=0.5)),
         ("--kernel nngp --bias-variance 2", KernelChoice("nngp", bias_variance=2.0)),
-        ("--kernel ntk --depth 2 --activation erf", KernelChoice("ntk", depth=2, activation="erf")),
+        ("--kernel nngp --depth 2 --activation erf", KernelChoice("nngp", depth=2, activation="erf")),
     ],
 )
 def test_options_reach_the_kernel(done, file, arrays, flags, choice):

@@ -24,7 +24,7 @@ from giveaway.gp.kernels import (
     diagonal_of,
     kernel_matrix,
 )
-from giveaway.gp.nngp import KINDS, NNGP, NTK, ConvNNGP, ConvNTK, KernelChoice, median_distance
+from giveaway.gp.nngp import KINDS, NNGP, ConvNNGP, KernelChoice, median_distance
 from tests.conftest import refused
 from tests.gp.test_posterior import draw
 
@@ -159,7 +159,7 @@ def test_words_of_errors():
     refused("length: expected a positive number, got 0", RBF, 0)
     refused("length: expected a finite number of at least 0, got -1", Laplace, -1)
     refused("bias_variance: expected a finite number of at least 0", Linear, 1.0, -0.1)
-    refused("weight_variance: expected a finite number of at least 0, got -1", NTK, 1, weight_variance=-1)
+    refused("weight_variance: expected a finite number of at least 0, got -1", NNGP, 1, weight_variance=-1)
     refused("Z: expected records of 4 numbers, as X has, got 2", RBF(), x, x[:, :2])
     refused(r"X: expected records as \(n, \.\.\.\)", Linear(), x[0], x)
     refused(r"features: expected one row of features a record, shape \(3, p\)", FeatureKernel(lambda X: X[:, 0]), x, x)
@@ -187,9 +187,7 @@ def agree(found: torch.Tensor, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("nngp", NNGP), ("ntk", NTK), ("conv_nngp", ConvNNGP), ("conv_ntk", ConvNTK)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("nngp", NNGP), ("conv_nngp", ConvNNGP)])
 def test_networks_take_every_option_of_theirs(name, kind):
     x = draw(4, 2, 9, 9)
     own = {"weight_variance": 1.3, "bias_variance": 0.4}
@@ -266,8 +264,7 @@ OPTIONS = {
 VARIANCES, LAYERS = {"weight_variance", "bias_variance"}, {"depth", "activation"}
 IMAGES = {"filter_size", "stride", "padding", "readout"}
 TAKES = {"rbf": {"length"}, "laplace": {"length"}, "linear": VARIANCES}
-TAKES |= dict.fromkeys(("nngp", "ntk"), VARIANCES | LAYERS)
-TAKES |= dict.fromkeys(("conv_nngp", "conv_ntk"), VARIANCES | LAYERS | IMAGES)
+TAKES |= {"nngp": VARIANCES | LAYERS, "conv_nngp": VARIANCES | LAYERS | IMAGES}
 
 
 def test_every_option_is_known_here():
@@ -295,7 +292,7 @@ def test_an_option_is_taken_or_refused_in_words(name, option):
         (KernelChoice("rbg"), "kernel: expected a known name, got 'rbg'; did you mean rbf?"),
         (KernelChoice(""), "kernel: expected a known name, got ''; choose from rbf, laplace"),
         (KernelChoice("nngp", depth=0), "depth: expected a whole number of at least 1, got 0"),
-        (KernelChoice("ntk", activation="rellu"), "activation: expected one of relu, leaky_relu, erf"),
+        (KernelChoice("nngp", activation="rellu"), "activation: expected one of relu, leaky_relu, erf"),
         (KernelChoice("conv_nngp", readout="max"), "readout: expected a known name, got 'max'"),
         (KernelChoice("conv_nngp", padding="full"), "padding: expected a known name, got 'full'"),
     ],

@@ -1,4 +1,4 @@
-"""Kernels of wide networks: against random networks, empirical tangents, exact identities, finite differences."""
+"""Kernels of wide networks: against random networks, exact identities, finite differences."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from giveaway.gp.activations import ACTIVATIONS
 from giveaway.gp.kernels import Sphere, kernel_matrix
-from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK
+from giveaway.gp.nngp import NNGP, ConvNNGP
 from tests.conftest import refused
 
 WEIGHT, BIAS = 1.6, 0.3
@@ -61,20 +61,6 @@ def covariance_of_readout(h, readout="flatten"):
     return BIAS + WEIGHT * h @ h.T / h.shape[1]
 
 
-def tangents(network, x, activation, readouts, generator):
-    """The Gram matrix of the gradients in all parameters, for each read-out."""
-    parameters = [p.requires_grad_() for p in (*network.weights, *network.biases)]
-    hidden = network.hidden(x, activation)
-    for readout in readouts:
-        h = hidden.flatten(1) if readout == "flatten" else hidden.mean((2, 3))
-        last = torch.randn(h.shape[1], dtype=torch.float64, generator=generator)
-        outputs = h @ last * math.sqrt(WEIGHT / h.shape[1])
-        gradients = [torch.autograd.grad(f, parameters, retain_graph=True) for f in outputs]
-        flat = torch.stack([torch.cat([part.flatten() for part in row]) for row in gradients])
-        # the read-out's own weights and bias contribute its covariance
-        yield flat @ flat.T + covariance_of_readout(pixel(h.detach()))
-
-
 def z_values(samples, expected):
     """Of the mean of (r, n, n) samples, for the entries on and below the diagonal."""
     rows, columns = torch.tril_indices(*expected.shape)
@@ -100,19 +86,6 @@ def test_nngp_is_the_covariance_of_wide_networks():
     assert_standard_normal(torch.cat(found))
 
 
-def test_ntk_is_the_gram_matrix_of_parameter_gradients():
-    x = records(n=3)
-    found = []
-    for seed, (name, activation) in enumerate(ACTIVATIONS.items()):
-        generator = torch.Generator().manual_seed(100 + seed)
-        draws = []
-        for _ in range(24):
-            draws += tangents(Network(*DENSE, 256, generator, 5), pixel(x), activation, ["flatten"], generator)
-        expected = NTK(2, name, weight_variance=WEIGHT, bias_variance=BIAS)(x, x)
-        found.append(z_values(torch.stack(draws), expected))
-    assert_standard_normal(torch.cat(found))
-
-
 @pytest.mark.parametrize("depth", [1, 3, 7])
 def test_linear_networks_exactly(depth):
     x, z = records(4), records(3, seed=1)
@@ -120,16 +93,13 @@ def test_linear_networks_exactly(depth):
     growth = sum(1.3**power for power in range(depth + 1))
     expected = 1.3 ** (depth + 1) * product + 0.2 * growth
     torch.testing.assert_close(NNGP(depth, "identity", weight_variance=1.3, bias_variance=0.2)(x, z), expected)
-    # every layer's parameters contribute the same share of the weights, and of the biases those above them
-    tangent = (depth + 1) * 1.3 ** (depth + 1) * product
-    torch.testing.assert_close(NTK(depth, "identity", weight_variance=1.3)(x, z), tangent)
 
 
 def test_relu_is_homogeneous_and_keeps_the_norm():
     x, z = records(4), records(3, seed=1)
-    for kernel, at_self in ((NNGP(6), 1.0), (NTK(6), 7.0)):
-        torch.testing.assert_close(kernel(3.0 * x, 0.5 * z), 1.5 * kernel(x, z), rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(kernel.diagonal(x), at_self * 2.0 * x.square().mean(1), rtol=1e-12, atol=0)
+    kernel = NNGP(6)
+    torch.testing.assert_close(kernel(3.0 * x, 0.5 * z), 1.5 * kernel(x, z), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(kernel.diagonal(x), 2.0 * x.square().mean(1), rtol=1e-12, atol=0)
 
 
 def differentiable(function, inputs, **tolerance):
@@ -149,23 +119,15 @@ def test_gradients_in_the_query_also_at_a_record(name, bias):
     for query in (far, z[:2], z[:2] + 1e-4, -z[:2]):
         assert differentiable(lambda q: kernel(q, z), query, atol=3e-6, rtol=1e-4)
     assert differentiable(kernel.diagonal, far)
-    tangent = NTK(depth, name, bias_variance=bias)
-    assert differentiable(lambda q: tangent(q, z), far)
-    # a kink of φ gives the tangent kernel one at a record
-    if "relu" not in name:
-        assert differentiable(lambda q: tangent(q, z), z[:2], atol=1e-4, rtol=1e-3)
-    at = z[:2].clone().requires_grad_()
-    assert torch.isfinite(torch.autograd.grad(tangent(at, z).sum(), at)[0]).all()
 
 
 def test_zero_records_have_a_kernel_and_a_finite_gradient():
     x = torch.zeros(1, 4, dtype=torch.float64).requires_grad_()
     z = records(3, d=4)
     for name in ACTIVATIONS:
-        for kernel in (NNGP(2, name), NTK(2, name)):
-            value = kernel(x, z)
-            torch.testing.assert_close(value, torch.zeros_like(value), atol=1e-14, rtol=0)
-            assert torch.isfinite(torch.autograd.grad(value.sum(), x)[0]).all()
+        value = NNGP(2, name)(x, z)
+        torch.testing.assert_close(value, torch.zeros_like(value), atol=1e-14, rtol=0)
+        assert torch.isfinite(torch.autograd.grad(value.sum(), x)[0]).all()
 
 
 @given(
@@ -173,14 +135,13 @@ def test_zero_records_have_a_kernel_and_a_finite_gradient():
     d=st.integers(1, 6),
     depth=st.integers(1, 5),
     name=st.sampled_from(["relu", "leaky_relu", "erf", "gelu", "identity"]),
-    tangent=st.booleans(),
     scale=st.sampled_from([1e-3, 1.0, 30.0]),
     bias=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 1000),
 )
-def test_matrices_are_positive_semidefinite_and_match_the_diagonal(n, d, depth, name, tangent, scale, bias, seed):
+def test_matrices_are_positive_semidefinite_and_match_the_diagonal(n, d, depth, name, scale, bias, seed):
     x = scale * records(n, d, seed)
-    kernel = (NTK if tangent else NNGP)(depth, name, bias_variance=bias)
+    kernel = NNGP(depth, name, bias_variance=bias)
     matrix = kernel_matrix(kernel, x)
     assert torch.equal(matrix, matrix.T)
     torch.testing.assert_close(matrix, kernel(x, x), rtol=1e-6, atol=1e-12)
@@ -195,7 +156,7 @@ def test_images_are_flattened():
 
 def test_words_of_errors():
     refused("depth: expected a whole number of at least 1, got 0; use Linear", NNGP, 0)
-    assert repr(NTK(3, "erf", weight_variance=1)) == "NTK(3, erf, weight_variance=1, bias_variance=0)"
+    assert repr(NNGP(3, "erf", weight_variance=1)) == "NNGP(3, erf, weight_variance=1, bias_variance=0)"
 
 
 READOUTS = ("flatten", "pool")
@@ -217,9 +178,9 @@ def images(n=3, channels=2, height=6, width=5, seed=0):
     return x
 
 
-def kernel_of(kind, name, sizes, strides, paddings, **options):
+def kernel_of(name, sizes, strides, paddings, **options):
     layers = {"filter_size": sizes, "stride": strides, "padding": paddings}
-    return kind(len(sizes), name, weight_variance=WEIGHT, bias_variance=BIAS, **layers, **options)
+    return ConvNNGP(len(sizes), name, weight_variance=WEIGHT, bias_variance=BIAS, **layers, **options)
 
 
 @pytest.mark.slow
@@ -231,7 +192,7 @@ def test_conv_nngp_is_the_covariance_of_networks_of_many_channels():
         draws = [Network(*shape, 192, generator).hidden(x, ACTIVATIONS[name]) for _ in range(24)]
         for readout in READOUTS:
             samples = torch.stack([covariance_of_readout(h, readout) for h in draws])
-            found.append(z_values(samples, kernel_of(ConvNNGP, name, *shape, readout=readout)(x, x)))
+            found.append(z_values(samples, kernel_of(name, *shape, readout=readout)(x, x)))
     assert_standard_normal(torch.cat(found))
 
 
@@ -240,7 +201,7 @@ def test_conv_nngp_is_the_covariance_of_networks_of_many_channels():
 def test_one_networks_error_falls_with_the_root_of_its_channels(name):
     x, (name, *shape) = (pixel(records()), ("relu", *DENSE)) if name == "dense" else (images(), NETWORKS[1])
     for readout in READOUTS:
-        expected = kernel_of(ConvNNGP, name, *shape, readout=readout)(x, x)
+        expected = kernel_of(name, *shape, readout=readout)(x, x)
         error = {}
         for width in (16, 144):
             generator = torch.Generator().manual_seed(width)
@@ -250,49 +211,32 @@ def test_one_networks_error_falls_with_the_root_of_its_channels(name):
         assert 0.7 * 3 < (error[16] / error[144]).mean() < 1.4 * 3
 
 
-@pytest.mark.parametrize("chosen", [[0, 1], pytest.param([0, 1, 3], marks=pytest.mark.slow)])
-def test_conv_ntk_is_the_gram_matrix_of_parameter_gradients(chosen):
-    x = images()
-    found = []
-    for seed, (name, *shape) in enumerate(NETWORKS[number] for number in chosen):
-        generator = torch.Generator().manual_seed(50 + seed)
-        networks = [Network(*shape, 128, generator) for _ in range(24)]
-        drawn = [list(tangents(network, x, ACTIVATIONS[name], READOUTS, generator)) for network in networks]
-        for readout in READOUTS:
-            expected = kernel_of(ConvNTK, name, *shape, readout=readout)(x, x)
-            found.append(z_values(torch.stack([each[READOUTS.index(readout)] for each in drawn]), expected))
-    assert_standard_normal(torch.cat(found))
-
-
 @pytest.mark.parametrize("readout", READOUTS)
-@pytest.mark.parametrize(("convolutional", "dense"), [(ConvNNGP, NNGP), (ConvNTK, NTK)])
-def test_one_position_is_a_fully_connected_network(convolutional, dense, readout):
+def test_one_position_is_a_fully_connected_network(readout):
     x = records(4, 6)
     image = x[:, :, None, None]
     for options in ({"filter_size": 1}, {"filter_size": 1, "stride": 2, "padding": "valid"}):
-        kernel = convolutional(3, "gelu", bias_variance=0.2, readout=readout, **options)
-        torch.testing.assert_close(kernel(image, image[:2]), dense(3, "gelu", bias_variance=0.2)(x, x[:2]))
-        torch.testing.assert_close(kernel.diagonal(image), dense(3, "gelu", bias_variance=0.2).diagonal(x))
+        kernel = ConvNNGP(3, "gelu", bias_variance=0.2, readout=readout, **options)
+        torch.testing.assert_close(kernel(image, image[:2]), NNGP(3, "gelu", bias_variance=0.2)(x, x[:2]))
+        torch.testing.assert_close(kernel.diagonal(image), NNGP(3, "gelu", bias_variance=0.2).diagonal(x))
 
 
-@pytest.mark.parametrize("kind", [ConvNNGP, ConvNTK])
-def test_linear_pooling_by_hand(kind):
+def test_linear_pooling_by_hand():
     # one 3 x 3 "same" layer: the sum over output positions of the filter's inputs is a fixed linear map of the image
     x = images(channels=1)
     one = functional.conv2d(torch.ones_like(x[:1]), torch.ones(1, 1, 3, 3).double(), padding=1)
     patches = functional.unfold(x, 3, padding=1).mean(2)  # (n, 9): mean over positions, one number a filter weight
     expected = 1.3 * 1.3 * patches @ patches.T / 9
-    kernel = kind(1, "identity", weight_variance=1.3, readout="pool")
-    torch.testing.assert_close(kernel(x, x), expected * (2.0 if kind is ConvNTK else 1.0))
+    kernel = ConvNNGP(1, "identity", weight_variance=1.3, readout="pool")
+    torch.testing.assert_close(kernel(x, x), expected)
     assert one.min() == 4.0  # corners see four pixels and are still divided by nine
 
 
-@pytest.mark.parametrize("kind", [ConvNNGP, ConvNTK])
 @pytest.mark.parametrize("readout", READOUTS)
-def test_blocks_change_nothing(kind, readout):
+def test_blocks_change_nothing(readout):
     x, z = images(3), images(2, seed=2)
     shape = NETWORKS[1]
-    whole, pair_by_pair, some = (kernel_of(kind, *shape, readout=readout, memory=m) for m in (2**28, 1, 200_000))
+    whole, pair_by_pair, some = (kernel_of(*shape, readout=readout, memory=m) for m in (2**28, 1, 200_000))
     for kernel in (pair_by_pair, some):
         torch.testing.assert_close(kernel(x, z), whole(x, z), rtol=1e-13, atol=0)
         torch.testing.assert_close(kernel.diagonal(x), whole.diagonal(x), rtol=1e-13, atol=0)
@@ -305,31 +249,28 @@ def test_blocks_change_nothing(kind, readout):
     torch.testing.assert_close(whole.diagonal(x), whole(x, x.clone()).diagonal(), rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize("kind", [ConvNNGP, ConvNTK])
 @pytest.mark.parametrize("readout", READOUTS)
-def test_gradients_of_convolutions_also_at_a_record(kind, readout):
+def test_gradients_of_convolutions_also_at_a_record(readout):
     x = images(3, height=4, width=3)
     for name in ("relu", "gelu"):
-        kernel = kind(2, name, readout=readout, bias_variance=0.1, stride=(1, 2))
+        kernel = ConvNNGP(2, name, readout=readout, bias_variance=0.1, stride=(1, 2))
         assert differentiable(lambda q, k=kernel: k(q, x), images(2, height=4, width=3, seed=4))
-        if kind is ConvNNGP or name == "gelu":
-            assert differentiable(lambda q, k=kernel: k(q, x), x[:2], atol=1e-5, rtol=1e-4)
+        assert differentiable(lambda q, k=kernel: k(q, x), x[:2], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("readout", READOUTS)
 def test_matrices_are_positive_semidefinite(readout):
     x = images(9)
-    for kind in (ConvNNGP, ConvNTK):
-        kernel = Sphere(kind(3, "relu", readout=readout, stride=(1, 2, 1)), centre=True)
-        matrix = kernel_matrix(kernel, x)
-        torch.testing.assert_close(matrix, kernel(x, x), rtol=1e-7, atol=1e-9)
-        assert torch.linalg.eigvalsh(matrix).min() > 0
+    kernel = Sphere(ConvNNGP(3, "relu", readout=readout, stride=(1, 2, 1)), centre=True)
+    matrix = kernel_matrix(kernel, x)
+    torch.testing.assert_close(matrix, kernel(x, x), rtol=1e-7, atol=1e-9)
+    assert torch.linalg.eigvalsh(matrix).min() > 0
 
 
 def test_blank_borders_have_no_effect_on_the_rest():
     x = images(2)
     x[:, :, 0] = 0.0  # a row of zeros: variances of zero with "valid" one-pixel filters
-    kernel = ConvNTK(2, "relu", filter_size=1, readout="pool")
+    kernel = ConvNNGP(2, "relu", filter_size=1, readout="pool")
     query = x.clone().requires_grad_()
     value = kernel(query, x)
     assert torch.isfinite(torch.autograd.grad(value.sum(), query)[0]).all()

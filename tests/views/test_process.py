@@ -248,7 +248,7 @@ def test_asking_for_the_kernel_s_columns_takes_inputs(name):
         ({"inputs": records(), "kernel": "conv_nngp"}, "X: expected images"),
         (
             {"inputs": records(), "kernel": KernelChoice("rbf", depth=2)},
-            "depth: expected one of the kernels nngp, ntk, conv_nngp, conv_ntk, got rbf",
+            "depth: expected one of the kernels nngp, conv_nngp, got rbf",
         ),
     ],
 )

@@ -120,7 +120,7 @@ def critical_variances(activation: str | Activation) -> tuple[float, float]:
     """Return σw² = 1/E[φ'(u)²] and σb² = 1 − σw² E[φ(u)²], u ~ N(0, 1): they keep unit variance and small angles."""
     phi = as_activation(activation)
     one = torch.ones((), dtype=torch.float64)
-    weight = 1.0 / float(phi.dual_derivative(one, one, one))
+    weight = 1.0 / float(phi.moment((1, 1), one, one, one))
     bias = 1.0 - weight * float(phi.dual(one, one, one))
     if bias < -ROUNDING:
         raise fail("activation", "one with E[φ²] ≤ E[φ'²] at unit variance", phi.name, 'use the setting "sphere"')

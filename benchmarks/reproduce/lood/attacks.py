@@ -17,7 +17,7 @@ from benchmarks.reproduce.lood.networks import cars_and_planes, described, retra
 from benchmarks.reproduce.lood.query_attack import query_attack
 from giveaway.gp.distinguishability import divergence_at, remove
 from giveaway.gp.kernels import RBF, Kernel, kernel_matrix
-from giveaway.gp.nngp import NNGP, NTK
+from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
 
 NOISES = (0.001, 0.01, 0.05, 0.2, 1.0)
@@ -40,7 +40,6 @@ def run_retrained(job: Job) -> None:
     wide, spent = timed(lambda: distances(NNGP(size.depth), pictures, job.device), job.device)
     seconds = {"retraining_relu": job.seconds()["retraining_relu"], "lood": spent}
     nearby, nearby_auc = measures.along(NNGP(size.depth), pictures, chosen, queries, job.device)
-    tangent = distances(NTK(size.depth), pictures, job.device)
 
     auc = attack_auc(answers.with_record, answers.without, targets)
     own = auc[:, middle]
@@ -51,7 +50,6 @@ def run_retrained(job: Job) -> None:
     deviations = [side[:, :, middle].std(0, ddof=1) for side in (answers.with_record, answers.without)]
     effect = np.abs(answers.change[:, middle]) / np.sqrt(np.square(deviations).mean(0))
     scores = {"nngp_auc": wide.auc, "lood_kl": wide.kl, "lood_mean": wide.mean}
-    scores |= {"ntk_auc": tangent.auc, "ntk_lood_kl": tangent.kl, "ntk_lood_mean": tangent.mean}
     scores = {name: values[chosen] for name, values in scores.items()}
     matrix = kernel_matrix(NNGP(size.depth), pictures.trained(job.device)[0])
     by_noise = {}
@@ -95,7 +93,7 @@ def run_retrained(job: Job) -> None:
     arrays = {"chosen": chosen, "offsets": offsets, "targets": targets, "auc": auc, "effect_size": effect}
     arrays |= {"change": answers.change[:, middle], "nngp_auc_along": nearby_auc, "nngp_kl_along": nearby}
     arrays |= {"deviation_with": deviations[0], "deviation_without": deviations[1]}
-    arrays |= {"nngp_change": wide.change[chosen], "ntk_change": tangent.change[chosen]}
+    arrays |= {"nngp_change": wide.change[chosen]}
     job.save(result, {**arrays, **scores})
 
 

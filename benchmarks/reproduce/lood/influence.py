@@ -43,7 +43,6 @@ def run(job: Job) -> None:
     change = np.abs(truth["change"].astype(np.float64))
     estimates: dict[str, np.ndarray] = {
         "lood_mean": np.abs(truth["nngp_change"].astype(np.float64)),
-        "ntk_lood_mean": np.abs(truth["ntk_change"].astype(np.float64)),
         "tracin": np.mean([one["tracin"] for one in found], 0),
     }
     for place, damping in enumerate(DAMPING):

@@ -37,9 +37,7 @@ for command in (audit, demo, theory, trace, canaries, weights, mitigate, compare
 
 @cli.command()
 @click.argument("inputs")
-@click.option(
-    "--kernel", default="nngp", show_default=True, help="rbf, laplace, linear, nngp, ntk, conv_nngp, conv_ntk"
-)
+@click.option("--kernel", default="nngp", show_default=True, help="rbf, laplace, linear, nngp, conv_nngp")
 @click.option(
     "--noise", type=float, default=0.05, show_default=True, help="Variance of the targets around the function."
 )

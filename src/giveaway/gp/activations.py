@@ -3,12 +3,12 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from giveaway.checks import check_number, fail
 
@@ -23,7 +23,7 @@ Order = tuple[int, int]
 
 
 class Activation(ABC):
-    """An activation φ and its duals for tensors that broadcast, differentiable in all three arguments."""
+    """An activation φ and its dual for tensors that broadcast, differentiable once in all three arguments."""
 
     name: str
 
@@ -33,45 +33,40 @@ class Activation(ABC):
 
     @abstractmethod
     def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """Return E[φ⁽ʲ⁾(u)φ⁽ᵏ⁾(v)], a new tensor; orders (0, 0) and (1, 1) are never traced: in place will do."""
+        """Return E[φ⁽ʲ⁾(u)φ⁽ᵏ⁾(v)] for orders (0, 0), (1, 1) and (2, 0), a new tensor; it is not differentiable."""
 
     def dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ(u)φ(v)]."""
-        return _Expected.apply(self, (0, 0), qx, qz, c)
-
-    def dual_derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """Return E[φ'(u)φ'(v)]."""
-        return _Expected.apply(self, (1, 1), qx, qz, c)
+        return _Expected.apply(self, qx, qz, c)
 
     def __repr__(self) -> str:
         return self.name
 
 
 class _Expected(torch.autograd.Function):
-    """E[φ⁽ʲ⁾(u)φ⁽ʲ⁾(v)] of (qx, qz, c); its derivative in c has orders j + 1, in qx it is half of orders (j + 2, j)."""
+    """E[φ(u)φ(v)] of (qx, qz, c); its derivative in c is that of orders (1, 1), in qx half of that of orders (2, 0)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(phi: Activation, order: Order, *given: Tensor) -> Tensor:
-        return phi.moment(order, *given)
+    def forward(phi: Activation, *given: Tensor) -> Tensor:
+        return phi.moment((0, 0), *given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.phi, ctx.order, *given = inputs
+        ctx.phi, *given = inputs
         ctx.save_for_backward(*given)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         qx, qz, c = ctx.saved_tensors
-        phi, first = ctx.phi, ctx.order[0]
-        *_, need_x, need_z, need_c = ctx.needs_input_grad
-        by_variance = partial(phi.moment, (first + 2, first))
-        by_x = (grad * by_variance(qx, qz, c) / 2).sum_to_size(qx.shape) if need_x else None
-        by_z = (grad * by_variance(qz, qx, c) / 2).sum_to_size(qz.shape) if need_z else None
-        by_covariance = partial(phi.moment, (2, 2)) if first else phi.dual_derivative
-        by_c = (grad * by_covariance(qx, qz, c)).sum_to_size(c.shape) if need_c else None
-        return None, None, by_x, by_z, by_c
+        moment = ctx.phi.moment
+        _, need_x, need_z, need_c = ctx.needs_input_grad
+        by_x = (grad * moment((2, 0), qx, qz, c) / 2).sum_to_size(qx.shape) if need_x else None
+        by_z = (grad * moment((2, 0), qz, qx, c) / 2).sum_to_size(qz.shape) if need_z else None
+        by_c = (grad * moment((1, 1), qx, qz, c)).sum_to_size(c.shape) if need_c else None
+        return None, by_x, by_z, by_c
 
 
 class _Rectifier(Activation):
@@ -92,13 +87,11 @@ class _Rectifier(Activation):
             sine = (rho * rho).neg_().add_(1.0).sqrt_()
             result = rho.neg().acos_().mul_(rho).add_(sine).mul_(qx.sqrt().mul_(self._bend)).mul_(qz.sqrt())
             return result.add_(c, alpha=self.slope) if self.slope else result
-        if order == (1, 1):  # unlike the arc cosine of a rounded correlation this is exact where qx = qz = c
-            sine = (qx * qz - c * c).clamp_min_(0.0).sqrt_()
-            return torch.atan2(sine, 0.0 - c).mul_(self._bend).add_(self.slope)
-        sine = square_root(qx * qz - c * c)
+        sine = (qx * qz - c * c).clamp_min_(0.0).sqrt_()
         if order == (2, 0):
-            return self._bend * quotient(sine, qx)
-        return self._bend * quotient(torch.ones_like(sine) if order == (2, 2) else -quotient(c, qx), sine)
+            return quotient(sine, qx).mul_(self._bend)
+        # unlike the arc cosine of a rounded correlation this is exact where qx = qz = c
+        return torch.atan2(sine, 0.0 - c).mul_(self._bend).add_(self.slope)
 
 
 class _ErfMixture(Activation):
@@ -127,14 +120,9 @@ class _ErfMixture(Activation):
         for s, weight in self._terms:
             p = 1.0 + 2 * s * s * qx
             for t, other in self._terms:
-                q = 1.0 + 2 * t * t * qz
-                d = (2 * s * t) ** 2 * determinant + (p + 2 * t * t * qz)
-                if order[0] < 2:
-                    term = d.rsqrt()
-                elif order == (2, 0):
-                    term = -2 * s * s * c / p * d.rsqrt()
-                else:
-                    term = ((2 * s * t) ** 2 * c if order == (2, 2) else -2 * s * s * q) * d.pow(-1.5)
+                term = ((2 * s * t) ** 2 * determinant + (p + 2 * t * t * qz)).rsqrt()
+                if order == (2, 0):
+                    term = -2 * s * s * c / p * term
                 total = total + (4 * s * t / math.pi * weight * other) * term
         return total
 
@@ -151,23 +139,15 @@ class _Gelu(Activation):
         c = within_bounds(qx, qz, c)
         d = (qx * qz - c * c).clamp_min(0.0) + (1.0 + qx + qz)  # ≥ 1, without cancellation
         root = d.sqrt()
-        if order[0] < 2:
-            p = (1.0 + qx) * (1.0 + qz)
-            if order == (0, 0):
-                angle = torch.atan2(c, root).add_(math.pi / 2).mul_(c)
-                return (qx * qz * d).addcmul_(c, c).div_(p * root).add_(angle).div_(math.tau)
-            rest = c * (d * (2.0 + qx + qz) + p) / (p * d * root)
-            return (torch.atan2(c, root) + rest).div_(math.tau).add_(0.25)
         if order == (2, 0):
             omega, k, s2 = qx / (1.0 + qx), c / (1.0 + qx), qz - c * c / (1.0 + qx)
-            product = s2 * (2.0 - omega) - k * k * (1.0 + (1.0 + qx) / d)
-        elif order == (2, 2):
-            alpha, beta, gamma = 1.0 - (1.0 + qz) / d, 1.0 - (1.0 + qx) / d, c / d
-            product = (2.0 - alpha) * (2.0 - beta) + 2.0 * gamma * gamma
-        else:
-            omega, k, alpha, gamma = qx / (1.0 + qx), c / (1.0 + qx), 1.0 - (1.0 + qz) / d, c / d
-            product = k * (2.0 * omega + alpha - 4.0) + gamma * (3.0 * alpha - 4.0)
-        return product / (math.tau * root)
+            return (s2 * (2.0 - omega) - k * k * (1.0 + (1.0 + qx) / d)) / (math.tau * root)
+        p = (1.0 + qx) * (1.0 + qz)
+        if order == (1, 1):
+            rest = c * (d * (2.0 + qx + qz) + p) / (p * d * root)
+            return (torch.atan2(c, root) + rest).div_(math.tau).add_(0.25)
+        angle = torch.atan2(c, root).add_(math.pi / 2).mul_(c)
+        return (qx * qz * d).addcmul_(c, c).div_(p * root).add_(angle).div_(math.tau)
 
 
 class _Elu(Activation):
@@ -181,20 +161,13 @@ class _Elu(Activation):
     def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         a, b, c = square_root(qx), square_root(qz), within_bounds(qx, qz, c)
         gap, corner = a * b - c, _tail(a + b) / 2  # R − c ≥ 0, and M(R)
-        across = square_root(qx * qz - c * c)
-        integral = self._integral(order, a, b, math.pi / 2 - torch.atan2(c, across))
+        span = math.pi / 2 - torch.atan2(c, square_root(qx * qz - c * c))
+        integral = self._integral(order, a, b, span)
         if order == (0, 0):
             at_one = a * b / 2 + corner + (1.0 - _tail(a) - _tail(b)) / 2
             return at_one - gap * (0.5 + corner) + corner * (gap + torch.expm1(-gap)) + integral
         value = corner * torch.exp(-gap) + integral
-        if order == (1, 1):
-            return 0.5 + value
-        if order == (2, 0):
-            return value - _tail(a) / 2
-        if order == (2, 2):
-            return value
-        at_zero = 0.5 + _tail(quotient(across, a)) / 2  # E[φ'(v) | u = 0]
-        return value - quotient(at_zero, a) / math.sqrt(math.tau)
+        return 0.5 + value if order == (1, 1) else value - _tail(a) / 2
 
     @staticmethod
     def _integral(order: Order, a: Tensor, b: Tensor, span: Tensor) -> Tensor:
@@ -208,12 +181,10 @@ class _Elu(Activation):
             y = a * b * (2.0 * torch.sin((span - from_end) / 2) * torch.sin((span + from_end) / 2))
             wide = half * b * cosine
             gx, gz = half * a * cosine * _tail(a * cosine), wide * _tail(b * cosine)
-            decay = torch.exp(-y) if order == (2, 2) else torch.expm1(-y)
+            decay = torch.expm1(-y)
             integrand = (gx + gz - 1.0) * (y + decay if order[1] == 0 else decay)
             if order == (2, 0):
                 integrand = integrand + wide + gz * (1.0 - y)
-            elif order == (3, 1):
-                integrand = integrand + gz
             total = total + weight * integrand
         return total * span / math.tau
 
@@ -277,10 +248,9 @@ def inverse_root(x: Tensor) -> Tensor:
 
 
 def within_bounds(qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-    """Cut c to ±√(qx qz), broadcast; its gradient passes as if nothing had been cut."""
-    bound = (qx * qz).sqrt().detach()
-    cut = torch.minimum(torch.maximum(c.detach(), -bound), bound)
-    return cut + (c - c.detach()) if c.requires_grad else cut
+    """Cut c to ±√(qx qz), broadcast."""
+    bound = (qx * qz).sqrt()
+    return torch.minimum(torch.maximum(c, -bound), bound)
 
 
 def _tail(y: Tensor) -> Tensor:

@@ -88,9 +88,9 @@ def lood(
 ) -> ScoreTable:
     """Measure, for every record, how far a Gaussian process's prediction of it moves when the record is left out.
 
-    kernel : any callable (X, Z) -> K, one of `ga.gp`, a KernelChoice, or a name: rbf, laplace, linear, nngp, ntk,
-        conv_nngp, conv_ntk (defaults; images as (n, channels, height, width) for the last two). None takes an RBF
-        kernel of the median distance for a matrix, and an NNGP on the sphere for images.
+    kernel : any callable (X, Z) -> K, one of `ga.gp`, a KernelChoice, or a name: rbf, laplace, linear, nngp,
+        conv_nngp (defaults; images as (n, channels, height, width) for the last). None takes an RBF kernel of the
+        median distance for a matrix, and an NNGP on the sphere for images.
     inputs : (n, …) numbers. targets : (n,) or (n, C) values, taken as they are (the prior mean is 0), or (n,) integer
         classes, which become one-hot vectors minus 1/classes.
     noise : the variance σ² > 0 of the targets around the function.

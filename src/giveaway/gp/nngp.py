@@ -16,7 +16,7 @@ from giveaway.gp.kernels import RBF, Kernel, Laplace, Linear, Sphere, check_vari
 
 DEPTH = 3
 SAMPLED = 1_000  # records whose distances give the typical length
-TENSORS_AT_ONCE = 8  # covariances, tangents and temporaries of one layer that live together
+TENSORS_AT_ONCE = 8  # covariances and temporaries of one layer that live together
 
 
 class _Convolution(NamedTuple):
@@ -61,7 +61,6 @@ class NNGP(Kernel):
             [0.3183, 1.0000]], dtype=torch.float64)
     """
 
-    _is_tangent = False
     _positions: tuple[int, ...] = ()  # axes of a covariance that are positions of an image, or of two
 
     def __init__(
@@ -89,31 +88,21 @@ class NNGP(Kernel):
 
     def _through_layers(self, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """Compute the kernel from the inputs' second moments: qx and qz of the records, c of the pairs (overwritten).
-        Leading axes broadcast and stay; positions of images follow them. A tangent kernel carries Θ^l beside K^l."""
-        dual, tangent = self.activation.dual, None
+        Leading axes broadcast and stay; positions of images follow them."""
+        dual = self.activation.dual
         for layer in self.layers:
             qx, qz, c = self._enter(layer, qx, qz, c)
             left, right = (qx[..., None, None], qz[..., None, None, :, :]) if self._in_pairs else (qx, qz)
-            if self._is_tangent:
-                before = c if tangent is None else c + self.weight_variance * self._average(layer, tangent)
-                tangent = before * self.activation.dual_derivative(left, right, c)
             c = dual(left, right, c)
             qx, qz = dual(qx, qx, qx), dual(qz, qz, qz)
-        if self._positions:
-            c = c.mean(self._positions)
-            tangent = tangent if tangent is None else tangent.mean(self._positions)
-        covariance = self._scaled(c)
-        return covariance if tangent is None else covariance + self.weight_variance * tangent
+        return self._scaled(c.mean(self._positions) if self._positions else c)
 
     def _enter(self, layer: _Convolution | None, *moments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Turn second moments (qx, qz, c) of a layer's inputs into covariances of its pre-activations."""
         *variances, c = moments
         averaged = (layer.average(q, pairs=False) if layer else q for q in variances)
         qx, qz = (q * self.weight_variance + self.bias_variance for q in averaged)
-        return qx, qz, self._scaled(self._average(layer, c))
-
-    def _average(self, layer: _Convolution | None, c: torch.Tensor) -> torch.Tensor:
-        return layer.average(c, pairs=self._in_pairs) if layer else c
+        return qx, qz, self._scaled(layer.average(c, pairs=self._in_pairs) if layer else c)
 
     def _scaled(self, second_moment: torch.Tensor) -> torch.Tensor:
         """Return σb² + σw² times a moment that nobody else holds, in place."""
@@ -127,12 +116,6 @@ class NNGP(Kernel):
         readout = f"readout={self.readout!r}, " if isinstance(self, ConvNNGP) else ""
         variances = f"weight_variance={self.weight_variance:g}, bias_variance={self.bias_variance:g}"
         return f"{type(self).__name__}({self.depth}, {self.activation}, {readout}{variances})"
-
-
-class NTK(NNGP):
-    """The neural tangent kernel ⟨∂f(x), ∂f(z)⟩ of fully connected networks, over all W and b as parametrized above."""
-
-    _is_tangent = True
 
 
 class ConvNNGP(NNGP):
@@ -210,12 +193,6 @@ class ConvNNGP(NNGP):
         return max(1, self.memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
 
 
-class ConvNTK(ConvNNGP):
-    """The neural tangent kernel of convolutional networks."""
-
-    _is_tangent = True
-
-
 def _recomputed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Hold no more than the inputs until the backward pass, and evaluate the function there again."""
 
@@ -236,8 +213,8 @@ def _each(name: str, value: Any, depth: int) -> list[Any]:
     return list(value)
 
 
-KINDS: dict[str, type[Kernel]] = {"rbf": RBF, "laplace": Laplace, "linear": Linear, "nngp": NNGP, "ntk": NTK}
-KINDS |= {"conv_nngp": ConvNNGP, "conv_ntk": ConvNTK}
+KINDS: dict[str, type[Kernel]] = {"rbf": RBF, "laplace": Laplace, "linear": Linear}
+KINDS |= {"nngp": NNGP, "conv_nngp": ConvNNGP}
 
 
 @dataclass(frozen=True)
