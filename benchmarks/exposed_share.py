@@ -25,25 +25,24 @@ from scipy.optimize import nnls
 from scipy.special import ndtri
 
 from benchmarks.measuring import digits, read_options, write_result
-from giveaway.evaluation import spearman
+from giveaway.evaluation import exposed_share, spearman
 from giveaway.evaluation.exposed_share import (
     FEWEST,
-    NOTHING,
-    RATES,
     RESAMPLES,
     UNIT,
-    Calibration,
+    WEIGHTS,
     beyond_chance,
-    combined,
-    excluded,
-    figures,
     normal_scores_among,
-    scaled,
+    normals_of,
     score_gaps,
-    unscaled,
+    share_above,
     within_share,
 )
 
+RATES = (0.001, 0.01)
+NOTHING = np.array([*RATES, 0.5, 0.0])  # the figures of a model that gives nothing away
+PLACES = np.linspace(-6.0, 6.0, 121)  # of φ around its mean, in standard deviations
+DENSITY = np.exp(-(PLACES**2) / 2) / np.exp(-(PLACES**2) / 2).sum()
 FIGURES = ("TPR at 0.1 %", "TPR at 1 %", "balanced success", "share above 1.04")
 TRIED = np.arange(0.10, 0.76, 0.05)  # of s; between them figures are interpolated
 JUDGED = 4  # models of a kind
@@ -51,6 +50,18 @@ COVERAGE = 0.8
 WITHIN = 0.25
 BANDS = ((0.005, 0.03), (0.02, 0.08), (0.53, 0.62), (0.02, 0.20))  # where "some" begins, and "much"
 STILL, MOVING = (0.2, 0.25, 0.3, 0.35, 0.4, 0.45), (0.0, 0.15, 0.3, 0.6, 1.0)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What is fitted: both numbers of s; and for each of the four figures the weights of its estimates from `normals`
+    and from `excluded` records, and the standard deviation of the prediction's error on its scale."""
+
+    still: float = 0.20
+    moving: float = 0.60
+    normals: tuple[float, ...] = (0.268, 0.335, 0.76, 0.318)
+    excluded: tuple[float, ...] = (0.532, 0.558, 0.238, 0.752)
+    errors: tuple[float, ...] = (0.413, 0.493, 0.699, 0.4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +80,8 @@ class Case:
     published: np.ndarray
 
     def normals(self, statistic: str, calibration: Calibration) -> np.ndarray:
-        s = self.shares["known"] if statistic == "known" else within_share(self.shares[statistic], calibration)
+        share = self.shares[statistic]
+        s = share if statistic == "known" else within_share(share, calibration.still, calibration.moving)
         return np.array([np.interp(s, TRIED, column) for column in self.raw.T])
 
     def predicted(self, statistic: str, calibration: Calibration) -> np.ndarray:
@@ -79,6 +91,50 @@ class Case:
     @property
     def measured(self) -> np.ndarray:
         return scaled(self.truth, NOTHING)
+
+
+def combined(normals: np.ndarray, excluded: np.ndarray, calibration: Calibration) -> np.ndarray:
+    """Return the prediction on its scale from the figures of normals and the shares of excluded records, at RATES."""
+    by_rate = scaled(excluded, NOTHING[:2])[[0, 1, 1, 1]]
+    return np.array(calibration.normals) * scaled(normals, NOTHING) + np.array(calibration.excluded) * by_rate
+
+
+def scaled(values: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    return exposed_share.scaled((values - chance) / (1 - chance))
+
+
+def unscaled(scale: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    return chance + (1 - chance) * exposed_share.unscaled(scale)
+
+
+def excluded(members: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    return exposed_share.excluded(members, held_out, RATES)
+
+
+def figures(level: np.ndarray, gap: np.ndarray, s: float) -> np.ndarray:
+    """Return the true-positive rates at RATES, the balanced success, and the share of records above EFFECT."""
+    inside, narrow, outside, _ = normals_of(level, gap, s)
+    rates = pooled_rates(inside, narrow, outside, np.full_like(narrow, s), WEIGHTS)
+    return np.array([*rates, share_above(inside, narrow, outside, s)])
+
+
+def pooled_rates(
+    mean_in: np.ndarray, sd_in: np.ndarray, mean_out: np.ndarray, sd_out: np.ndarray, weights: np.ndarray
+) -> list[float]:
+    """Return what one threshold on the log-likelihood ratio achieves against records whose φ is normal with and without
+    them: true-positive rates at RATES, and the balanced success at threshold 0. Ties are split."""
+    mi, si, mo, so = (values[:, None] for values in (mean_in, sd_in, mean_out, sd_out))
+
+    def ratio(phi: np.ndarray) -> np.ndarray:
+        return (0.5 * ((phi - mo) / so) ** 2 - 0.5 * ((phi - mi) / si) ** 2 + np.log(so / si)).ravel().round(9)
+
+    mass = (weights[:, None] * DENSITY).ravel()
+    each, place = np.unique(-np.concatenate([ratio(mi + si * PLACES), ratio(mo + so * PLACES)]), return_inverse=True)
+    true, false = (np.bincount(p, mass, len(each)) for p in np.split(place, 2))
+    fpr, tpr = (np.concatenate([[0.0], side.cumsum()]) for side in (false, true))
+    tied = 0.5 * (true - false)[each == 0].sum()
+    success = 0.5 + ((true - false)[each < 0].sum() + tied) / 2
+    return [*np.interp(RATES, fpr, tpr).tolist(), float(success)]
 
 
 def data_of(kind: str) -> str:

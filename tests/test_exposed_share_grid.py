@@ -133,3 +133,65 @@ def test_success_counts_above_a_coin():
     truth = np.array([[0.001, 0.01, 0.6, 0.2]])
     for predicted, good in (([0.0055, 0.016, 0.62, 0.24], [1, 0, 1, 1]), ([0.001, 0.014, 0.63, 0.26], [1, 1, 0, 0])):
         assert exposed_share.within(np.array([predicted]), truth).astype(int).tolist() == [good]
+
+
+def naive_rates(phi_in, phi_out, mean_in, sd_in, mean_out, sd_out):
+    """LiRA on drawn φ, whose distributions it knows: one record after the other, one threshold."""
+
+    def score(phi, i):
+        return norm.logpdf(phi, mean_in[i], sd_in[i]) - norm.logpdf(phi, mean_out[i], sd_out[i])
+
+    inside = np.concatenate([score(phi, i) for i, phi in enumerate(phi_in)])
+    outside = np.sort(np.concatenate([score(phi, i) for i, phi in enumerate(phi_out)]))[::-1]
+    rates = [(inside > outside[round(rate * len(outside))]).mean() for rate in exposed_share.RATES]
+    return [*rates, ((inside > 0).mean() + (outside < 0).mean()) / 2]
+
+
+def test_pooled_rates_are_those_of_drawn_models():
+    rng = np.random.default_rng(0)
+    n, draws = 12, 20_000
+    mean_out = rng.normal(size=n)
+    mean_in, sd_out = mean_out + np.linspace(-0.5, 3, n), np.linspace(0.5, 1.5, n)
+    sd_in = sd_out * np.linspace(0.4, 1.0, n)
+    phi_in = mean_in[:, None] + sd_in[:, None] * rng.normal(size=(n, draws))
+    phi_out = mean_out[:, None] + sd_out[:, None] * rng.normal(size=(n, draws))
+    measured = naive_rates(phi_in, phi_out, mean_in, sd_in, mean_out, sd_out)
+    predicted = exposed_share.pooled_rates(mean_in, sd_in, mean_out, sd_out, np.full(n, 1 / n))
+    np.testing.assert_allclose(predicted, measured, atol=0.006)
+    # equal records, equal variances: the textbook's curve
+    ones = np.ones(3)
+    known = [*norm.sf(norm.isf(exposed_share.RATES) - 2.0), norm.cdf(1.0)]
+    np.testing.assert_allclose(exposed_share.pooled_rates(2 * ones, ones, 0 * ones, ones, ones / 3), known, rtol=0.06)
+
+
+@pytest.mark.parametrize(("s", "t", "lift"), [(0.4, 0.3, 0.9), (0.55, 0.5, -0.5), (0.35, 1.0, 0.4)])
+def test_figures_of_known_gaps_are_those_of_the_records_normals(s, t, lift):
+    level = np.linspace(-3, 3, 41)
+    rise = np.sqrt((1 - s * s) * t * t + s * s * t)  # members' scores spread so much, over records and models together
+    found = exposed_share.figures(level, lift + (rise - 1) * level, s)
+    place = norm.ppf((np.arange(4000) + 0.5) / 4000) * np.sqrt(1 - s * s)
+    mean, sd, equal = lift + t * place, np.full(4000, s * np.sqrt(t)), np.full(4000, 1 / 4000)
+    np.testing.assert_allclose(
+        found[:3], exposed_share.pooled_rates(mean, sd, place, np.full(4000, s), equal), rtol=0.03, atol=1e-3
+    )
+    effect = np.abs(mean - place) / np.sqrt((sd**2 + s * s) / 2)
+    assert found[3] == pytest.approx((effect > 1.04).mean(), abs=2e-3)
+
+
+def test_both_estimates_are_summed_on_their_scale():
+    calibration = exposed_share.Calibration(normals=(1.0, 0.5, 0.0, 2.0), excluded=(0.0, 0.5, 1.0, 0.0))
+    chance = np.array([0.001, 0.01, 0.5, 0.0])
+    normals, published = np.array([0.03, 0.2, 0.8, 0.1]), np.array([0.3, 0.2])
+    scale = exposed_share.combined(normals, published, calibration)
+    found = exposed_share.unscaled(scale, chance)
+    assert found[0] == pytest.approx(0.03)
+    assert found[1] == pytest.approx(0.2)  # both say so, and count one half each
+    odds = (0.2 - 0.01) / 0.8
+    assert found[2] == pytest.approx(0.5 + 0.5 * odds / (1 + odds))
+    assert scale[3] == pytest.approx(2 * np.arcsinh(0.1 / 0.9 / 0.005))
+    np.testing.assert_allclose(exposed_share.unscaled(exposed_share.scaled(normals, chance), chance), normals)
+
+
+def test_figures_where_nothing_was_learned():
+    level = np.linspace(-2, 2, 9)
+    np.testing.assert_allclose(exposed_share.figures(level, 0 * level, 0.4), exposed_share.NOTHING, atol=1e-9)

@@ -1,6 +1,7 @@
-"""Predict, from one model and no shadow model, what LiRA would achieve against it (docs/derivations.md)."""
+"""Predict, from one model and no shadow model, how many records LiRA would find exposed (docs/derivations.md)."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,7 +11,7 @@ from giveaway.checks import fail
 from giveaway.evaluation.ranking import Interval
 from giveaway.records.meta import SHARE_WORDS
 
-RATES = (0.001, 0.01)
+RATE = 0.01  # of the members, below all others of which a held-out record is excluded
 EFFECT = 1.04  # above which a record counts: about 70 % balanced success
 FEWEST = 500  # records on either side: with fewer, chance hides all but the largest gaps
 CELLS, IN_END = 12, 20  # of the scores, and how many records the two at the ends hold
@@ -19,35 +20,20 @@ CHANCE = 0.9  # of the shuffles have smaller gaps than what is taken away
 LEAST_RISE = 0.02
 LEVELS = np.linspace(-4.2, 4.2, 127)  # of records, by the score that they have without training on them
 WEIGHTS = np.exp(-(LEVELS**2) / 2) / np.exp(-(LEVELS**2) / 2).sum()
-PLACES = np.linspace(-6.0, 6.0, 121)  # of φ around its mean, in standard deviations
-DENSITY = np.exp(-(PLACES**2) / 2) / np.exp(-(PLACES**2) / 2).sum()
-NOTHING = np.array([*RATES, 0.5, 0.0])  # the figures of a model that gives nothing away
-UNIT = 0.005  # of a figure above that: errors are absolute below it and relative above
+UNIT = 0.005  # of a share above that: errors are absolute below it and relative above
 LARGEST = 1 - 1e-6  # of a share
 WORDS = dict(zip(SHARE_WORDS, (0.0, 0.02, 0.2), strict=True))  # and the share of records from which on each is meant
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What was fitted on models with measured attacks: both numbers of s; and for each of the four figures the weights
-    of its estimates from `normals` and from `excluded` records, and the standard deviation of the prediction's error on
-    its scale. Fitted on 92 kinds of models of seven data sets."""
-
-    still: float = 0.20
-    moving: float = 0.60
-    normals: tuple[float, ...] = (0.268, 0.335, 0.76, 0.318)
-    excluded: tuple[float, ...] = (0.532, 0.558, 0.238, 0.752)
-    errors: tuple[float, ...] = (0.413, 0.493, 0.699, 0.4)
+# fitted on 92 kinds of models of seven data sets with measured attacks (benchmarks/exposed_share.py): both numbers of
+# s, the weights of both estimates, and the standard deviation of the prediction's error on its scale
+STILL, MOVING = 0.20, 0.60
+BY_NORMALS, BY_EXCLUDED, ERROR = 0.318, 0.752, 0.4
 
 
 @dataclass(frozen=True)
 class PredictedExposure:
-    """LiRA's true-positive rates at 0.1 % and 1 % false positives, its balanced success, and the share of records with
-    an effect size above 1.04 (a balanced success of about .7); each with its interval. Predicted, not measured."""
+    """The share of records with an effect size above 1.04 (a balanced success of about .7), with its interval.
+    Predicted, not measured."""
 
-    tpr_low: Interval
-    tpr: Interval
-    success: Interval
     share: Interval
 
     @property
@@ -60,68 +46,57 @@ class PredictedExposure:
 
 
 def predict_exposure(
-    members: ArrayLike,
-    held_out: ArrayLike,
-    *,
-    coverage: float = 0.8,
-    seed: int = 0,
-    calibration: Calibration = Calibration(),  # noqa: B008
+    members: ArrayLike, held_out: ArrayLike, *, coverage: float = 0.8, seed: int = 0
 ) -> PredictedExposure:
     """Predict from φ of records trained on, and of records held out, that come from one population.
 
     >>> rng = np.random.default_rng(0)
-    >>> found = predict_exposure(rng.normal(size=2000), rng.normal(size=2000))
-    >>> found.tpr.value < 0.012, found.share.value
-    (True, 0.0)
+    >>> predict_exposure(rng.normal(size=2000), rng.normal(size=2000)).share.value
+    0.0
     """
     inside, outside = (_checked(name, x) for name, x in (("members", members), ("held_out", held_out)))
     if not 0 < coverage < 1:
         raise fail("coverage", "a share between 0 and 1", f"{coverage}", "give one such as 0.8")
     rng = np.random.default_rng(seed)
-    kept, chance = beyond_chance(inside, outside, rng), NOTHING[:2]
+    kept = beyond_chance(inside, outside, rng)
 
     def on_scale(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        s = within_share(1.0 - normal_scores_among(a, b).std(), calibration)
+        s = within_share(1.0 - normal_scores_among(a, b).std(), STILL, MOVING)
         level, gap = score_gaps(a, b)
-        return combined(figures(level, kept * gap, s), chance + kept * (excluded(a, b) - chance), calibration)
+        above, beyond = share_above(*normals_of(level, kept * gap, s)), kept * (excluded(a, b, RATE) - RATE)
+        return BY_NORMALS * scaled(above) + BY_EXCLUDED * scaled(beyond / (1 - RATE))
 
     value = on_scale(inside, outside)
     drawn = [on_scale(*(rng.choice(side, len(side)) for side in (inside, outside))) for _ in range(RESAMPLES)]
-    error = ndtri(0.5 + coverage / 2) * np.hypot(calibration.errors, np.std(drawn, axis=0))
-    ends = (unscaled(y, NOTHING) for y in (value, value - error, value + error))
-    found = (Interval(*(float(np.clip(end, 0.0, 1.0)) for end in one)) for one in zip(*ends, strict=True))
-    return PredictedExposure(**dict(zip((field.name for field in fields(PredictedExposure)), found, strict=True)))
+    error = ndtri(0.5 + coverage / 2) * np.hypot(ERROR, np.std(drawn))
+    ends = (float(np.clip(unscaled(y), 0.0, 1.0)) for y in (value, value - error, value + error))
+    return PredictedExposure(Interval(*ends))
 
 
-def within_share(statistic: float, calibration: Calibration) -> float:
+def within_share(statistic: float, still: float, moving: float) -> float:
     """Return s."""
-    return float(np.clip(calibration.still + calibration.moving * max(0.0, statistic), 0.05, 0.95))
+    return float(np.clip(still + moving * max(0.0, statistic), 0.05, 0.95))
 
 
-def combined(normals: np.ndarray, excluded: np.ndarray, calibration: Calibration) -> np.ndarray:
-    """Return the prediction on its scale from the figures of normals and the shares of excluded records, at RATES."""
-    by_rate = scaled(excluded, NOTHING[:2])[[0, 1, 1, 1]]
-    return np.array(calibration.normals) * scaled(normals, NOTHING) + np.array(calibration.excluded) * by_rate
-
-
-def scaled(values: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    p = np.minimum((values - chance) / (1 - chance), LARGEST)
+def scaled(share: ArrayLike) -> np.ndarray:
+    """Return asinh(p/(1 − p)/UNIT) of the share p of the way from chance to 1."""
+    p = np.minimum(share, LARGEST)
     return np.arcsinh(p / (1 - p) / UNIT)
 
 
-def unscaled(scale: np.ndarray, chance: np.ndarray) -> np.ndarray:
+def unscaled(scale: ArrayLike) -> np.ndarray:
     odds = UNIT * np.sinh(scale)
-    return chance + (1 - chance) * odds / (1 + np.maximum(odds, -LARGEST / 2))
+    return odds / (1 + np.maximum(odds, -LARGEST / 2))
 
 
-def excluded(members: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """Return the shares of held-out records that are lower than all but a share of the members, at RATES.
+def excluded(members: np.ndarray, held_out: np.ndarray, rate: float | Sequence[float]) -> np.ndarray:
+    """Return the share of held-out records that are lower than all but a share `rate` of the members.
 
-    >>> excluded(np.linspace(1, 2, 1000), np.linspace(0, 2, 1001)).round(3)
+    >>> excluded(np.linspace(1, 2, 1000), np.linspace(0, 2, 1001), [0.001, 0.01]).round(3)
     array([0.5  , 0.504])
     """
-    lowest = np.quantile(members, RATES, method="lower")
-    return (held_out[:, None] < lowest).mean(0)
+    lowest = np.asarray(np.quantile(members, rate, method="lower"))
+    return (held_out < lowest[..., None]).mean(-1)
 
 
 def normal_scores_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -165,8 +140,8 @@ def beyond_chance(members: np.ndarray, held_out: np.ndarray, rng: np.random.Gene
     return max(0.0, 1.0 - chance / observed) if observed > 0 else 0.0
 
 
-def figures(level: np.ndarray, gap: np.ndarray, s: float) -> np.ndarray:
-    """Return the true-positive rates at RATES, the balanced success, and the share of records above EFFECT."""
+def normals_of(level: np.ndarray, gap: np.ndarray, s: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Return records' means and deviations of φ, with them and without, at LEVELS."""
     middle = (level[1:] + level[:-1]) / 2
     rise = np.maximum(np.interp(LEVELS, middle, 1 + np.diff(gap) / np.diff(level)), LEAST_RISE)
     scores = _integral(rise, LEVELS)
@@ -176,31 +151,15 @@ def figures(level: np.ndarray, gap: np.ndarray, s: float) -> np.ndarray:
     outside = np.sqrt(between) * LEVELS
     inside = _integral(t, outside)
     inside += WEIGHTS @ (scores - inside)
-    narrow = s * np.sqrt(t)
-    size = np.abs(inside - outside) / np.sqrt((narrow**2 + s * s) / 2)
+    return inside, s * np.sqrt(t), outside, s
+
+
+def share_above(mean_in: np.ndarray, sd_in: np.ndarray, mean_out: np.ndarray, sd_out: float) -> float:
+    """Return the share of records with an effect size above EFFECT."""
+    size = np.abs(mean_in - mean_out) / np.sqrt((sd_in**2 + sd_out**2) / 2)
     fine = np.linspace(LEVELS[0], LEVELS[-1], 4001)
     density = np.exp(-(fine**2) / 2)
-    share = density[np.interp(fine, LEVELS, size) > EFFECT].sum() / density.sum()
-    return np.array([*pooled_rates(inside, narrow, outside, np.full_like(narrow, s), WEIGHTS), share])
-
-
-def pooled_rates(
-    mean_in: np.ndarray, sd_in: np.ndarray, mean_out: np.ndarray, sd_out: np.ndarray, weights: np.ndarray
-) -> list[float]:
-    """Return what one threshold on the log-likelihood ratio achieves against records whose φ is normal with and without
-    them: true-positive rates at RATES, and the balanced success at threshold 0. Ties are split."""
-    mi, si, mo, so = (values[:, None] for values in (mean_in, sd_in, mean_out, sd_out))
-
-    def ratio(phi: np.ndarray) -> np.ndarray:
-        return (0.5 * ((phi - mo) / so) ** 2 - 0.5 * ((phi - mi) / si) ** 2 + np.log(so / si)).ravel().round(9)
-
-    mass = (weights[:, None] * DENSITY).ravel()
-    each, place = np.unique(-np.concatenate([ratio(mi + si * PLACES), ratio(mo + so * PLACES)]), return_inverse=True)
-    true, false = (np.bincount(p, mass, len(each)) for p in np.split(place, 2))
-    fpr, tpr = (np.concatenate([[0.0], side.cumsum()]) for side in (false, true))
-    tied = 0.5 * (true - false)[each == 0].sum()
-    success = 0.5 + ((true - false)[each < 0].sum() + tied) / 2
-    return [*np.interp(RATES, fpr, tpr).tolist(), float(success)]
+    return float(density[np.interp(fine, LEVELS, size) > EFFECT].sum() / density.sum())
 
 
 def _integral(heights: np.ndarray, places: np.ndarray) -> np.ndarray:
