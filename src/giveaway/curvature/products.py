@@ -1,7 +1,5 @@
 """Products with the curvature of a head that is never formed, and its approximate inverses (docs/derivations.md)."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch
 from giveaway.curvature.losses import loss_of
 from giveaway.curvature.output_curvature import SoftmaxCurvature
 from giveaway.linalg.precision import Parts, Precision, signs
-from giveaway.linalg.processes import HERE, Execution
+from giveaway.linalg.processes import HERE, Execution, can_compile
 from giveaway.records import Head
 from giveaway.records.head import Window
 
@@ -35,9 +33,7 @@ class HeadProducts:
         on_gpu = head.device.type == "cuda"
         self.width = -(-head.width // ALIGNED) * ALIGNED if on_gpu else head.width
         self._bytes = GPU_BYTES if on_gpu else HOST_BYTES
-        # what torch compiles for a GPU goes through a C compiler; the report says whether there was one
-        compiles = "CC" in os.environ or any(shutil.which(name) for name in ("gcc", "clang"))
-        large = on_gpu and compiles and float(head.n) * self.k >= FUSED_FROM
+        large = float(head.n) * self.k >= FUSED_FROM and can_compile(head.device)  # the report says whether it did
         self.fused_rows = MOST_ROWS if large and self.loss.coupled else None
         self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.penalty = torch.full((self.width, 1, 1), l2, dtype=torch.float64, device=head.device)

@@ -37,6 +37,8 @@ class Activation(ABC):
 
     def dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ(u)φ(v)]."""
+        if not torch.is_grad_enabled():
+            return self.moment((0, 0), qx, qz, c)
         return _Expected.apply(self, qx, qz, c)
 
     def __repr__(self) -> str:
@@ -84,8 +86,8 @@ class _Rectifier(Activation):
         if order == (0, 0):
             c = c.expand(torch.broadcast_shapes(qx.shape, qz.shape, c.shape))
             rho = (c * inverse_root(qx)).mul_(inverse_root(qz)).clamp_(-1.0, 1.0)
-            sine = (rho * rho).neg_().add_(1.0).sqrt_()
-            result = rho.neg().acos_().mul_(rho).add_(sine).mul_(qx.sqrt().mul_(self._bend)).mul_(qz.sqrt())
+            sine = torch.addcmul(rho.new_ones(()), rho, rho, value=-1.0).sqrt_()
+            result = torch.addcmul(sine, rho, rho.neg().acos_()).mul_(qx.sqrt().mul_(self._bend)).mul_(qz.sqrt())
             return result.add_(c, alpha=self.slope) if self.slope else result
         sine = (qx * qz - c * c).clamp_min_(0.0).sqrt_()
         if order == (2, 0):

@@ -13,9 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from giveaway.checks import check_choice, check_whole, fail
 from giveaway.gp.activations import Activation, as_activation
 from giveaway.gp.kernels import RBF, Kernel, Laplace, Linear, Sphere, check_variances, flat_pair
+from giveaway.linalg.processes import can_compile
 
 DEPTH = 3
 SAMPLED = 1_000  # records whose distances give the typical length
+MEMORY = {"cpu": 2**28, "cuda": 2**31}  # bytes of a block of pairs
+COMPILED_FROM = 64  # blocks of one size on a GPU, from which compiling pays
 TENSORS_AT_ONCE = 8  # covariances and temporaries of one layer that live together
 
 
@@ -32,11 +35,17 @@ class _Convolution(NamedTuple):
 
     def average(self, field: torch.Tensor, *, pairs: bool) -> torch.Tensor:
         """Average (..., h, w) over the filter, or `pairs` of positions (..., h, w, h', w') over shifts of both."""
-        rows, columns = ((-4, -2), (-3, -1)) if pairs else ((-2,), (-1,))
-        return self._along(self._along(field, rows), columns)
+        if pairs:
+            return self._along(self._along(field, (-4, -2)), (-3, -1))
+        border, uneven = (self.filter_size - 1) // 2, 1 - self.filter_size % 2
+        if self.padding == "valid":
+            border = uneven = 0
+        images = functional.pad(field, [0, uneven, 0, uneven]) if uneven else field
+        averaged = functional.avg_pool2d(images.flatten(0, -3).unsqueeze(1), self.filter_size, self.stride, border)
+        return averaged.view(*field.shape[:-2], *averaged.shape[-2:])
 
-    def _along(self, field: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Average over shifts of all `axes` together, at every stride-th place; outside are zeros."""
+    def _along(self, field: torch.Tensor, axes: tuple[int, int]) -> torch.Tensor:
+        """Average over shifts of both axes together, at every stride-th place; outside are zeros."""
         reach = (self.positions(field.shape[axes[0]]) - 1) * self.stride + 1
         if self.padding == "same":
             widths = [0] * (-2 * min(axes))  # torch lists them from the last axis on
@@ -120,8 +129,8 @@ class NNGP(Kernel):
 
 class ConvNNGP(NNGP):
     """The covariance of the outputs of convolutional networks; `filter_size`, `stride` and `padding` are one for all
-    layers or one a layer. Pairs of records are walked in blocks of about `memory` bytes, recomputed in a backward
-    pass."""
+    layers or one a layer. Pairs of records are walked in blocks of about `memory` bytes (2²⁸ unless given, 2³¹ on a
+    GPU), recomputed in a backward pass."""
 
     def __init__(
         self,
@@ -134,7 +143,7 @@ class ConvNNGP(NNGP):
         readout: str = "flatten",
         weight_variance: float = 2.0,
         bias_variance: float = 0.0,
-        memory: int = 2**28,
+        memory: int | None = None,
     ) -> None:
         super().__init__(depth, activation, weight_variance=weight_variance, bias_variance=bias_variance)
         sizes = [check_whole("filter_size", size) for size in _each("filter_size", filter_size, depth)]
@@ -143,7 +152,7 @@ class ConvNNGP(NNGP):
         self.layers = [_Convolution(*layer) for layer in zip(sizes, strides, paddings, strict=True)]
         self.readout = check_choice("readout", readout, ("flatten", "pool"))
         self._positions = (-2, -1) if readout == "flatten" else (-4, -3, -2, -1)
-        self.memory = check_whole("memory", memory, remedy="give bytes, such as 2**28")
+        self.memory = memory if memory is None else check_whole("memory", memory, remedy="give bytes, such as 2**28")
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         pairs = self._pairs_at_once("X", X)
@@ -155,7 +164,14 @@ class ConvNNGP(NNGP):
         rows = max(1, min(len(X), pairs // columns))
         columns = max(1, min(len(Z), pairs // rows))
         compute = self._pairs if rows >= len(X) and columns >= len(Z) else _recomputed(self._pairs)
-        return torch.cat([torch.cat([compute(x, z) for z in Z.split(columns)], 1) for x in X.split(rows)])
+        of_full_blocks, full = compute, (len(X) // rows) * (len(Z) // columns)
+        if full >= COMPILED_FROM and not torch.is_grad_enabled() and can_compile(X.device):
+            of_full_blocks = torch.compile(self._pairs, dynamic=False)  # every other size would be compiled anew
+
+        def block(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+            return (of_full_blocks if (len(x), len(z)) == (rows, columns) else compute)(x, z)
+
+        return torch.cat([torch.cat([block(x, z) for z in Z.split(columns)], 1) for x in X.split(rows)])
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
         blocks = X.split(self._pairs_at_once("X", X))
@@ -190,7 +206,8 @@ class ConvNNGP(NNGP):
             height, width = layer.positions(height), layer.positions(width)
         pixels = (images.shape[2] + border) * (images.shape[3] + border)
         numbers = pixels**2 if self._in_pairs else pixels
-        return max(1, self.memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
+        memory = self.memory or MEMORY.get(images.device.type, MEMORY["cuda"])
+        return max(1, memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
 
 
 def _recomputed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -11,12 +11,14 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, check_positive, fail
 from giveaway.gp.kernels import KernelLike, diagonal_of, kernel_matrix
+from giveaway.linalg.dense import cholesky_in_place
 from giveaway.text import OnStage, quiet
 
 EPS = torch.finfo(torch.float64).eps
 PROBES, POWERS = 4, 8  # of the estimate of the condition number
 BASE = 512  # rows of the triangles at which the recursive inverse stops
 STRIP = 256
+COLUMNS = 2048  # solved for at a time, for the copy that a solution is
 GATHERED = 1 << 24  # numbers gathered at a time for the blocks of groups
 NEGATIVE = 1e-8  # a leverage below −this is more than rounding wherever M is well conditioned
 QUERIES_TOGETHER = 256  # queries in one kernel call for the blocks K(Q_r, Q_r)
@@ -51,15 +53,15 @@ class KernelRegression:
 
 
 def kernel_regression(
-    matrix: torch.Tensor, targets: torch.Tensor, noise: float, *, constant: bool = False
+    matrix: torch.Tensor, targets: torch.Tensor, noise: float, *, constant: bool = False, overwrite: bool = False
 ) -> KernelRegression:
-    """Factor K + noise·I; only the lower half of `matrix` is read. LinAlgError where it is not positive definite."""
+    """Factor K + noise·I; only the lower half of `matrix` is read. LinAlgError where it is not positive definite. With
+    `overwrite` the factor takes the place of a matrix in column order."""
     diagonal = matrix.diagonal().clone()
-    matrix.diagonal().add_(noise)
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    matrix.diagonal().copy_(diagonal)
-    if int(info) != 0:
-        raise torch.linalg.LinAlgError(f"a matrix whose Cholesky factorization stops at record {int(info) - 1}")
+    factor = matrix if overwrite else matrix.mT.clone(memory_format=torch.contiguous_format).mT
+    factor.diagonal().add_(noise)
+    if (stopped := cholesky_in_place(factor)) != 0:
+        raise torch.linalg.LinAlgError(f"a matrix whose Cholesky factorization stops at record {stopped - 1}")
     right = torch.cat([targets, torch.ones_like(targets[:, :1])], dim=1) if constant else targets
     # unlike cholesky_solve, this makes no copy of the factor
     half = torch.linalg.solve_triangular(factor, right, upper=False)
@@ -277,9 +279,10 @@ def invert_lower_(triangle: torch.Tensor) -> None:
         return
     half = n // 2
     first, below, second = triangle[:half, :half], triangle[half:, :half], triangle[half:, half:]
-    solved = torch.linalg.solve_triangular(second, below, upper=False)
-    below.copy_(torch.linalg.solve_triangular(first, solved, upper=False, left=False).neg_())
-    del solved
+    for part in below.split(COLUMNS, 1):
+        part.copy_(torch.linalg.solve_triangular(second, part, upper=False))
+    for part in below.split(COLUMNS, 0):
+        part.copy_(torch.linalg.solve_triangular(first, part, upper=False, left=False).neg_())
     invert_lower_(first)
     invert_lower_(second)
 

@@ -1,7 +1,9 @@
 """Work shared by the processes that torchrun started (gloo between CPUs, NCCL between GPUs), and by threads."""
 
 import datetime
+import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -173,6 +175,12 @@ def processes_from_environment(device: torch.device | str = "cpu", *, timeout: f
 
 def _not_torchrun(got: str) -> InputError:
     return fail("torchrun", "the environment that torchrun sets", got, "start the audit with torchrun")
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile can make kernels for this device: for a GPU it needs Triton and a C compiler."""
+    has_compiler = "CC" in os.environ or any(shutil.which(name) for name in ("gcc", "clang"))
+    return device.type == "cuda" and has_compiler and importlib.util.find_spec("triton") is not None
 
 
 def in_threads(

@@ -21,7 +21,7 @@ SEED = 0  # of every draw
 SAMPLE = 4_096  # records that tell the columns' scale and the length
 NOISES = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # λ beside a kernel of 1 on the diagonal
 CHOSEN_ON = 3_000  # records, at random, on which λ is chosen: a variance, it does not grow with n
-ROWS_AT_ONCE = 512  # whose distances to the rows before them are made at a time
+ROWS_AT_ONCE = 512  # whose distances to the rows after them are made at a time
 COLUMNS_AT_ONCE = 1_024  # in float64
 ROUNDING = 10.0  # of a squared distance, in units of the last place of the squared norm; measured: up to 8.4
 FOURIER = 1024  # columns, half of them cosines
@@ -73,17 +73,17 @@ def scaling_of(sample: torch.Tensor, *, standardize: bool, shares: Sequence[tupl
         parts = zip(scale.split([columns for columns, _ in shares]), shares, strict=True)
         scale = torch.cat([part * (share / max(1, int((part > 0).sum()))) ** 0.5 for part, (_, share) in parts])
     scaling = Scaling(shift.float(), scale.float(), 1.0)
-    blocks = (part.tril(place.start - 1).sum(dtype=torch.float64) for place, part in triangle(scaling.apply(sample)))
+    blocks = (part.triu(1).sum(dtype=torch.float64) for _, part in triangle(scaling.apply(sample)))
     pairs = len(sample) * (len(sample) - 1) / 2
     return scaling._replace(length=float(sum(blocks)) / max(1.0, pairs) or 1.0)
 
 
 def triangle(rows: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Walk over the distances between rows (n, d) by blocks of rows: each block's own, (b, stop) up to its last."""
+    """Walk over the distances between rows (n, d) by blocks of rows: each block's own, (b, n − start), from its first."""
     norms = rows.square().sum(1)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         place = slice(start, min(start + ROWS_AT_ONCE, len(rows)))
-        yield place, _distances(rows[place], rows[: place.stop], norms[place], norms[: place.stop])
+        yield place, _distances(rows[place], rows[start:], norms[place], norms[start:])
 
 
 def distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -103,14 +103,14 @@ def laplace(a: torch.Tensor, b: torch.Tensor, length: float) -> torch.Tensor:
 
 
 def laplace_matrix(rows: torch.Tensor, length: float, on_stage: OnStage = quiet) -> torch.Tensor:
-    """Return the lower triangle, in blocks, of the kernel of scaled rows (n, d): (n, n), float64, diagonal 1."""
+    """Return the lower triangle of the kernel of scaled rows (n, d): (n, n) in column order, float64, diagonal 1."""
     n = len(rows)
     out = torch.zeros(n, n, dtype=torch.float64, device=rows.device)
     for place, apart in triangle(rows):
-        out[place, : place.stop] = apart.mul_(-1.0 / length).exp_()
-        on_stage("second view, kernel", place.stop**2, n**2)
+        out[place, place.start :] = apart.mul_(-1.0 / length).exp_()
+        on_stage("second view, kernel", n**2 - (n - place.stop) ** 2, n**2)
     out.fill_diagonal_(1.0)
-    return out
+    return out.T
 
 
 def nearest(
@@ -304,8 +304,7 @@ def errors_of_rows(
         kernel = laplace_matrix(rows, length, on_stage)
         try:
             on_stage("second view, factoring the kernel", 0, 2)
-            regression = kernel_regression(kernel, targets, noise, constant=True)
-            del kernel
+            regression = kernel_regression(kernel, targets, noise, constant=True, overwrite=True)
             on_stage("second view, factoring the kernel", 1, 2)
             return left_out_errors(regression, members), noise
         except torch.linalg.LinAlgError:
