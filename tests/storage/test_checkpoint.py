@@ -59,7 +59,7 @@ def begun(folder: Path, *, resume: bool = False, rank: int = 0, **changes) -> Fo
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / "checkpoint").iterdir())}
+    return {path.name: path.read_bytes() for path in sorted((folder / "checkpoint").iterdir()) if path.is_file()}
 
 
 # ------------------------------------------------------------------------------------------------------- what is kept
@@ -119,13 +119,9 @@ def test_every_rank_has_its_own(tmp_path):
         found = begun(tmp_path, rank=rank, resume=True).load("sums")
         assert found == ({"x": torch.tensor(1)} if rank == 1 else None)
     first = begun(tmp_path, resume=True)
-    assert sorted(name for work in first.of_all() for name in work.listed()) == [
-        f"sums-{rank}.npz" for rank in range(3)
-    ]
-    assert set(contents(tmp_path)) == {
-        *("checkpoint.json", "checkpoint-1.json", "checkpoint-2.json", "checkpoint-11.json"),
-        *(f"sums-{rank}.npz" for rank in range(3)),
-    }
+    assert [list(work.listed()) for work in (first, *first.inner())] == [["sums.npz"], ["sums.npz"], [], ["sums.npz"]]
+    assert [work.path.name for work in first.inner()] == ["process-1", "process-11", "process-2"]
+    assert set(contents(tmp_path)) == {"checkpoint.json", "sums.npz"}
 
 
 def test_everything_is_private(tmp_path):
@@ -198,14 +194,15 @@ def test_the_other_ranks_begin_beside_the_first(tmp_path):
 
 
 def test_what_another_run_left_is_not_taken_up(tmp_path):
+    begun(tmp_path)
     begun(tmp_path, rank=1).save("sums", {"x": torch.tensor(1)})
-    (tmp_path / "checkpoint" / "checkpoint-1.json").unlink()
+    (tmp_path / "checkpoint" / "process-1" / "checkpoint.json").unlink()
     assert begun(tmp_path, rank=1).load("sums") is None
     assert begun(tmp_path, rank=1, resume=True).load("sums") is None
     # nor is a file of another audit
     begun(tmp_path / "a").save("sums", tensors())
     other = begun(tmp_path / "b", processes=2)
-    (tmp_path / "b" / "checkpoint" / "sums-0.npz").write_bytes(contents(tmp_path / "a")["sums-0.npz"])
+    (tmp_path / "b" / "checkpoint" / "sums.npz").write_bytes(contents(tmp_path / "a")["sums.npz"])
     assert other.load("sums") is None
 
 
@@ -257,7 +254,7 @@ kept.save("sums", tensors(5))
     kept = begun(tmp_path, resume=True)
     assert kept.resumed
     assert same(kept.load("sums"), tensors(4))
-    assert set(contents(tmp_path)) == {"checkpoint.json", "sums-0.npz"}
+    assert set(contents(tmp_path)) == {"checkpoint.json", "sums.npz"}
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +267,7 @@ def stored(tmp_path_factory) -> Path:
 @given(data=st.data())
 def test_cut_or_changed_bytes_are_never_taken_for_tensors(stored, data):
     kept = begun(stored, resume=True)
-    file = stored / "checkpoint" / "sums-0.npz"
+    file = stored / "checkpoint" / "sums.npz"
     whole = file.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
     changed = whole[:at]
@@ -318,7 +315,7 @@ def test_finishing_and_purging_leave_nothing_of_ours(tmp_path):
     kept, other = begun(tmp_path), begun(tmp_path, rank=1)
     for each in (kept, other):
         each.save("sums", tensors())
-    (tmp_path / "checkpoint" / ".giveaway-sums-1.npz-abc12345.part").write_bytes(b"half")
+    (tmp_path / "checkpoint" / ".giveaway-sums.npz-abc12345.part").write_bytes(b"half")
     other.finish()
     assert same(kept.load("sums"), tensors())
     kept.finish()
@@ -326,7 +323,5 @@ def test_finishing_and_purging_leave_nothing_of_ours(tmp_path):
     assert list(tmp_path.iterdir()) == []
     begun(tmp_path).save("sums", tensors())
     (tmp_path / "checkpoint" / "notes.txt").write_text("mine")
-    assert UnfinishedWork(tmp_path).remove() == 2
+    assert UnfinishedWork(tmp_path / "checkpoint").remove() == 2
     assert set(contents(tmp_path)) == {"notes.txt"}
-    assert UnfinishedWork(tmp_path).remove() == 0
-    assert UnfinishedWork(tmp_path / "nowhere").remove() == 0
