@@ -14,7 +14,7 @@ import torch
 from giveaway.checks import as_tensor, check_finite, check_names, check_penalty, check_shape, fail, rows_at_a_time
 from giveaway.records.examples import check_class_names, check_inputs, check_targets, saveable
 from giveaway.records.rows import LazyRows, LinearRows, StreamedRows, as_float_rows, placed
-from giveaway.records.witnesses import Rows, arrays_of_witnesses, check_logarithms, check_witnesses, witnesses_in
+from giveaway.records.witnesses import WITNESSES, Rows, arrays_of_witnesses, check_logarithms, witnesses_in
 from giveaway.storage.arrays import read_arrays, write_archive
 from giveaway.storage.files import write_atomically
 
@@ -186,8 +186,9 @@ class Head:
             set_field("groups", check_names("groups", self.groups, n, unique=False))
         if self.inputs is not None:
             set_field("inputs", check_inputs(self.inputs, n))
-        for name, value in check_witnesses(self).items():
-            set_field(name, value)
+        for name, check in WITNESSES.items():
+            if (value := getattr(self, name)) is not None:
+                set_field(name, check(value, n, self.m, self.loss))
         if self.class_names is not None:
             set_field("class_names", check_class_names(self.class_names, self.m, self.loss))
 

@@ -4,6 +4,7 @@ import copy
 import glob
 import json
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -304,11 +305,8 @@ class LossTrace:
         each = [_rows_of(part, self.records) for part in parts]
         self._epochs = each[0]
         if len(each) > 1:  # the mean over the processes that saw a record in an epoch
-            means = []
-            for rows in zip(*each, strict=False):
-                there = ~np.isnan(rows)
-                with np.errstate(invalid="ignore"):
-                    means.append(np.where(there, rows, 0).sum(0, dtype=np.float32) / there.sum(0))
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NaN where none did
+                means = [np.nanmean(rows, 0, dtype=np.float32) for rows in zip(*each, strict=False)]
             self._epochs = np.asarray(means, np.float16).reshape(-1, self.records)
 
 
