@@ -68,9 +68,7 @@ def as_tensor(argument: str, value: Any) -> torch.Tensor:
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise fail(argument, "an array of numbers", f"dtype {array.dtype}", "convert it to float or integer")
-    if array.dtype in (np.uint16, np.uint32, np.uint64):
-        array = array.astype(np.int64)
-    elif array.dtype == np.longdouble or not array.dtype.isnative:
+    if array.dtype in (np.uint16, np.uint32, np.uint64, np.longdouble) or not array.dtype.isnative:
         array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
     if any(step < 0 for step in array.strides):
         array = np.ascontiguousarray(array)

@@ -125,39 +125,6 @@ def test_csv_has_one_row_a_record_in_record_order_and_floats_come_back(tmp_path,
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-HOSTILE = [
-    "=1+1",
-    "+1",
-    "-1",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "\n=1",
-    "  =1",
-    "＝1",
-    '=HYPERLINK("http://x","y")',
-    'plain "quoted", with comma',
-    "line\nbreak",
-    "return\r=1",
-    "<script>alert(1)</script>",
-    "harmless",
-]
-
-
-def test_no_cell_starts_a_formula_and_no_id_breaks_its_row(tmp_path):
-    table = ScoreTable({"newton": -np.arange(float(len(HOSTILE))), "=cmd": np.zeros(len(HOSTILE))}, np.array(HOSTILE))
-    table.to_csv(tmp_path / "scores.csv")
-    header, *rows = read_csv(tmp_path / "scores.csv")
-    assert header == ["id", "newton", "'=cmd"]
-    assert len(rows) == len(HOSTILE)
-    for given_id, (shown, newton, _) in zip(HOSTILE, rows, strict=True):
-        assert shown.replace("'", "") == given_id.replace("'", "")
-        assert not shown.lstrip().startswith(("=", "+", "-", "@", "＝"))
-        assert float(newton) <= 0.0
-    for line in (tmp_path / "scores.csv").read_bytes().replace(b'"', b"").split(b"\n")[1:3]:
-        assert line.startswith(b"'")
-
-
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=6, unique=True))
 def test_any_text_as_id_keeps_one_row_a_record(tmp_path_factory, names):
     path = tmp_path_factory.mktemp("csv") / "scores.csv"
@@ -231,41 +198,11 @@ def test_repr_shows_the_most_exposed_and_counts_the_others(rows):
     assert lines[10:] == ["… 3 more rows"] * (rows > 10)
 
 
-ON_A_SCREEN = [
-    "\x1b[2J\x1b]0;title\x07",
-    "a\nb",
-    "a\r\n0  9",
-    "\u202eevil",
-    "a\u2028b",
-    "nul\0.",
-    "\x85",
-    "é 🙂 שלום",
-    "x" * 999,
-]
-
-
-def test_an_id_cannot_leave_its_line_of_the_terminal():
-    text = repr(ScoreTable({"newton": 8 - np.arange(9.0)}, np.array(ON_A_SCREEN), {}, {"class": ["a\x1bb\n"] * 9}))
-    assert [line.split()[-1] for line in text.splitlines()] == ["newton", *"876543210"]
-    assert len({len(line) for line in text.splitlines()}) == 1
-    assert not set("\x1b\x07\r\0\x85\u202e\u2028") & set(text)
-    for piece in (
-        r"\u001b[2J\u001b]0;title\u0007",
-        r"a\u000ab",
-        r"\u202eevil",
-        r"nul\u0000.",
-        "é 🙂 שלום",
-        r"a\u001bb\u000a",
-        "x" * 79 + "…",
-    ):
-        assert piece in text
-    assert "x" * 80 not in text
-
-
 def test_the_rows_shown_are_those_of_the_ranking_asked_for():
     table = ScoreTable({"loss": np.arange(13.0) / 7, "fused": -np.arange(13.0)}, np.arange(13), {}, {"class": [3] * 13})
-    assert [line.split() for line in repr(table).splitlines()][::11] == [["rank", "id", "class", "fused"], ["…", *"3 more rows".split()]]
-    assert repr(table).splitlines()[1].split() == ["1", "0", "3", "-0"]
+    head, first, *_, last = (line.split() for line in repr(table).splitlines())
+    assert (head, first) == (["rank", "id", "class", "fused"], ["1", "0", "3", "-0"])
+    assert last == ["…", "3", "more", "rows"]
     top = table.top(2, by="loss")
     assert [line.split() for line in repr(top).splitlines()][1] == ["1", "12", "3", "1.714", "-12"]
 
