@@ -52,21 +52,19 @@ def check_inputs(value: Any, n: int) -> Any:
     """Return the records themselves, n rows, as a tensor, an array, a DataFrame, or a list of strings."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
+    elif hasattr(value, "iloc"):
+        value = value.to_numpy() if value.ndim == 1 else value
     elif isinstance(value, list | tuple) and all(isinstance(row, str) for row in value):
         value = list(value)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) or hasattr(value, "__array__"):
         try:
-            value = np.asarray(value)
+            value = np.asanyarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
             expected, got = "rows that make one array", "rows of several shapes or of other things"
             raise fail("inputs", expected, got, "make all records alike, and pass an array") from error
-    elif hasattr(value, "iloc"):
-        value = value.to_numpy() if value.ndim == 1 else value
-    elif not isinstance(value, np.ndarray):
-        if not hasattr(value, "__array__"):
-            remedy = "pass the records themselves, dense, in the order of the outputs"
-            raise fail("inputs", "an array, a DataFrame or a list of strings", f"a {type(value).__name__}", remedy)
-        value = np.asarray(value)
+    else:
+        remedy = "pass the records themselves, dense, in the order of the outputs"
+        raise fail("inputs", "an array, a DataFrame or a list of strings", f"a {type(value).__name__}", remedy)
     if isinstance(value, np.ndarray) and value.dtype.kind not in "fiubSUO":
         raise fail("inputs", "numbers, strings or objects", f"dtype {value.dtype}", "convert them to numbers or str")
     line = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "UO"

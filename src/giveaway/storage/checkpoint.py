@@ -4,7 +4,6 @@
 counts as not there. Of several processes, each has a folder of its own.
 """
 
-import contextlib
 import json
 import re
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import InputError, fail
+from giveaway.checks import fail
 from giveaway.storage.arrays import write_archive
 from giveaway.storage.files import file_digest, private_folder
 from giveaway.storage.folder import MarkedFolder
@@ -107,18 +106,13 @@ class FolderCheckpoint(UnfinishedWork, Checkpoint):
 
     def _begun_with(self, expected: dict[str, Any], resume: bool) -> bool:
         """Whether there is work to go on with; refuse it where that was not asked for, or it is another audit's."""
-        first, stored = self._first, None
-        with contextlib.suppress(InputError):
-            if not first.marked or (self.rank == 0 and not self._has_work()):
-                return False
-            stored = {name: value for name, value in first.read().items() if name != "files"}
-        begun_beside = self.rank > 0 and stored == expected  # by the first process, a moment ago
-        if not resume and not begun_beside:
+        first = self._first
+        if not first.marked or (self.rank == 0 and not self._has_work()):
+            return False
+        stored = {name: value for name, value in first.read().items() if name != "files"}
+        if not resume and (self.rank == 0 or stored != expected):  # else the first process began it a moment ago
             remedy = "add --resume to go on with it, or remove it with giveaway purge"
             raise fail("out", "a folder without unfinished work", f"an unfinished audit in {first.path}", remedy)
-        if stored is None:
-            remedy = f"remove the folder {first.path}, and begin again"
-            raise fail("resume", f"a readable {first.marker}", str(first.path / first.marker), remedy)
         meaning = "the inputs and options that the audit was begun with"
         self.check(stored, expected, meaning, "give the same again, or remove it with giveaway purge")
         return True
