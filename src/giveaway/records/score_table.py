@@ -175,8 +175,8 @@ class ScoreTable:
         by = self.columns[0] if "rank" in self.attributes else self.ranking()
         shown = self if "rank" in self.attributes else self.top(ROWS_SHOWN)
         known = {"id": shown.ids, **shown.attributes, **shown.scores}
-        names = [name for name in ("rank", "id", "class", "target", "records") if name in known]
-        names = list(dict.fromkeys([*names, by, self.ranking()]))
+        told = dict.fromkeys(("rank", "id", "class", "target", "records", by, self.ranking()))
+        names = [name for name in told if name in known]
         columns = [[shown_text(name), *map(shown_cell, known[name][:ROWS_SHOWN].tolist())] for name in names]
         widths = [max(map(len, column)) for column in columns]
         starts = ["  ".join(map(str.rjust, cells, widths)) for cells in zip(*columns, strict=True)]
