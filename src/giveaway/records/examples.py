@@ -112,15 +112,14 @@ def infer_loss(targets: Any, outputs: Any) -> str:
     y, f = as_tensor("targets", targets), outputs if isinstance(outputs, LazyRows) else as_tensor("outputs", outputs)
     width = f.shape[1] if f.ndim == 2 else 1
     column = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
-    whole = not column.is_floating_point()
-    if column.ndim == 1 and whole and (width > 1 or bool(((column == 0) | (column == 1)).all())):
+    whole, binary = not column.is_floating_point(), bool(((column == 0) | (column == 1)).all())
+    if column.ndim == 1 and whole and (width > 1 or binary):
         return "cross_entropy"
     if column.ndim == 2 and width == column.shape[1]:
         rows = column.to(torch.float64)
-        inside = bool(((rows >= 0) & (rows <= 1)).all())
-        if inside and bool(torch.allclose(rows.sum(1), torch.ones(len(rows), dtype=torch.float64), atol=1e-4)):
+        if bool(((rows >= 0) & (rows <= 1)).all()) and bool(((rows.sum(1) - 1).abs() <= 1e-4).all()):
             return "cross_entropy"
-    if not whole and not bool(((column == 0) | (column == 1)).all()):
+    if not whole and not binary:
         if column.ndim == 1 and width > 1:
             raise _float_labels(column)
         return "squared"
