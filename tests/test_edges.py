@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,28 +140,23 @@ def test_json_on_the_screen_is_json_whatever_a_path_holds(tmp_path):
 # ------------------------------------------------------------------------------------------------ files made to hurt
 
 
-def bomb(path: Path, shape: tuple[int, ...], held: int) -> None:
-    """An .npz that promises `shape` of bytes and holds `held` zeros, compressed."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("inputs.npy", "w") as member:
+@pytest.mark.parametrize("shape", [(1 << 60,), (1 << 40, 1 << 40), (10**30,)])
+def test_arrays_that_promise_more_than_they_hold_are_refused(tmp_path, shape):
+    with zipfile.ZipFile(tmp_path / "lie.npz", "w") as archive, archive.open("inputs.npy", "w") as member:
         np.lib.format.write_array_header_1_0(member, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        for _ in range(held >> 20):
-            member.write(bytes(1 << 20))
+        member.write(bytes(1 << 20))
+    refused("truncated or not of that format", read_arrays, "inputs", tmp_path / "lie.npz", "its writer")
 
 
-def test_bombs_are_refused_by_their_size(tmp_path):
-    bomb(tmp_path / "bomb.npz", (300, 1 << 20), 300 << 20)
-    said = refused("inputs: expected an array compressed at most 100 times", read_npz_keys, "inputs",
-                   tmp_path / "bomb.npz", ("inputs",))  # fmt: skip
-    assert "expand to 314,572,800; save it with numpy.savez" in said
-    for shape in ((1 << 60,), (1 << 40, 1 << 40), (10**30,)):
-        bomb(tmp_path / "lie.npz", shape, 1 << 20)
-        refused("truncated or not of that format", read_arrays, "inputs", tmp_path / "lie.npz", "its writer")
+def test_an_array_without_room_in_memory_is_refused(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "large.npz", inputs=np.zeros(1 << 20))
+    monkeypatch.setattr("giveaway.checks.available_memory", lambda: 1 << 20)
+    words = r"inputs: expected an array within the 0\.0 GB of free memory, got shape \(1048576,\), which need 0\.0 GB; "
+    refused(words, read_npz_keys, "inputs", tmp_path / "large.npz", ("inputs",))
 
 
 def test_settings_that_would_take_hours_are_refused(tmp_path):
     refused("probes: expected at most 65,536, got 100,000,000; 256 suits", check_probes, Sketch(probes=100_000_000))
-    (tmp_path / "dots.toml").write_text("a." * 30_000 + "b = 1\n")
-    refused(r"more than 1,000 dots\); correct it", read_toml, "config", tmp_path / "dots.toml", "a TOML file")
     (tmp_path / "deep.toml").write_text("a = " + "[" * 30_000)
     refused(r"\(RecursionError\); correct it", read_toml, "config", tmp_path / "deep.toml", "a TOML file")
     (tmp_path / "large.toml").write_text("# nothing\n" * 10_000)
@@ -235,8 +229,8 @@ def test_failing_code_is_told_by_type_and_place(tmp_path, name, words):
     assert done.code == whole.code == 1
     assert words in line_of(done)
     assert SECRET not in done.said
-    assert "Traceback in your code (most recent call last):\n  File" in whole.err
-    assert all("users_failing.py" in line for line in whole.err.splitlines() if line.startswith("  File"))
+    assert "Traceback (most recent call last):\n  File" in whole.err
+    assert any("users_failing.py" in line for line in whole.err.splitlines() if line.startswith("  File"))
     assert "\x1b" not in whole.err
     assert name == "deep" or SECRET in whole.err
 

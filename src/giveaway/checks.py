@@ -37,29 +37,15 @@ def raised_at(error: BaseException) -> str:
     """Name an error by its type and the line that raised it, of the user's code if any: its words may hold values."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(OURS)]
-    theirs = [frame for frame in frames if not frame.filename.startswith((OURS, *LIBRARIES))]
-    place = next(iter((theirs or ours or frames)[::-1]), None)
+    place = next(iter((users_frames(error) or ours or frames)[::-1]), None)
     where = "an unknown line" if place is None else f"line {place.lineno} of {Path(place.filename).name}"
     return f"{type(error).__name__} at {where}"
 
 
-def in_users_code(error: BaseException) -> bool:
-    """Whether the error went through code that is neither ours nor a library's: a path in it may be a value."""
+def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return where the error went through code that is neither ours nor a library's: a path in it may be a value."""
     frames = traceback.extract_tb(error.__traceback__)
-    return any(not frame.filename.startswith((OURS, *LIBRARIES)) for frame in frames)
-
-
-def traceback_of(error: BaseException) -> str:
-    """Return the traceback of an error, or of its cause in the user's own code, from the first line of that on."""
-    cause: BaseException | None = error
-    while cause is not None:
-        frames = traceback.extract_tb(cause.__traceback__)
-        theirs = [n for n, frame in enumerate(frames) if not frame.filename.startswith((OURS, *LIBRARIES))]
-        if theirs:
-            lines = [*traceback.format_list(frames[theirs[0] :]), *traceback.format_exception_only(cause)]
-            return "Traceback in your code (most recent call last):\n" + "".join(lines)
-        cause = cause.__cause__ or cause.__context__
-    return "".join(traceback.format_exception(error))
+    return [frame for frame in frames if not frame.filename.startswith((OURS, *LIBRARIES))]
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -82,9 +68,7 @@ def as_tensor(argument: str, value: Any) -> torch.Tensor:
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise fail(argument, "an array of numbers", f"dtype {array.dtype}", "convert it to float or integer")
-    if array.dtype in (np.uint16, np.uint32, np.uint64):
-        array = array.astype(np.int64)
-    elif array.dtype == np.longdouble or not array.dtype.isnative:
+    if array.dtype in (np.uint16, np.uint32, np.uint64, np.longdouble) or not array.dtype.isnative:
         array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
     if any(step < 0 for step in array.strides):
         array = np.ascontiguousarray(array)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 OnRows = Callable[[int], Any]
@@ -42,13 +43,8 @@ def shown_text(value: object, most: int = 80) -> str:
     shown = HIDDEN.sub(_escape, start)
     if len(text) <= most and len(shown) <= most:
         return shown
-    kept = ""
-    for character in start:
-        more = HIDDEN.sub(_escape, character)
-        if len(kept) + len(more) >= most:
-            break
-        kept += more
-    return kept + "…"
+    ends = accumulate(len(HIDDEN.sub(_escape, character)) for character in start)
+    return shown[: max((end for end in ends if end < most), default=0)] + "…"
 
 
 def shown_cell(value: object, most: int = 80) -> str:

@@ -97,12 +97,6 @@ def test_inputs_survive_replacing_and_other_parameters():
     assert "inputs" not in repr(replace(head, inputs=None))
 
 
-def test_bfloat16_is_saved_as_float32(tmp_path):
-    given = torch.arange(N * 2.0).reshape(N, 2).to(torch.bfloat16)
-    head_of(given).save(tmp_path / "head.npz")
-    np.testing.assert_array_equal(Head.load(tmp_path / "head.npz").inputs, given.float().numpy())
-
-
 @pytest.mark.parametrize(
     ("inputs", "rows"),
     [

@@ -44,7 +44,7 @@ def test_what_another_version_wrote_is_kept():
     given = {
         "unit": "person",
         "colour": "blue",
-        "view": {"view": "images", "head_is_exact": False, "shade": 3},
+        "view": {"view": "images", "left_out_error": 0.5, "memorized": None, "head_is_exact": False, "shade": 3},
         "depths": {"all": {"curvature": "ggn", "damping": 2.0, "passes": 7}},
     }
     meta = Meta.from_json(given)

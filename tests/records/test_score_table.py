@@ -4,7 +4,6 @@ import csv
 import json
 import stat
 from dataclasses import FrozenInstanceError
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -126,39 +125,6 @@ def test_csv_has_one_row_a_record_in_record_order_and_floats_come_back(tmp_path,
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-HOSTILE = [
-    "=1+1",
-    "+1",
-    "-1",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "\n=1",
-    "  =1",
-    "＝1",
-    '=HYPERLINK("http://x","y")',
-    'plain "quoted", with comma',
-    "line\nbreak",
-    "return\r=1",
-    "<script>alert(1)</script>",
-    "harmless",
-]
-
-
-def test_no_cell_starts_a_formula_and_no_id_breaks_its_row(tmp_path):
-    table = ScoreTable({"newton": -np.arange(float(len(HOSTILE))), "=cmd": np.zeros(len(HOSTILE))}, np.array(HOSTILE))
-    table.to_csv(tmp_path / "scores.csv")
-    header, *rows = read_csv(tmp_path / "scores.csv")
-    assert header == ["id", "newton", "'=cmd"]
-    assert len(rows) == len(HOSTILE)
-    for given_id, (shown, newton, _) in zip(HOSTILE, rows, strict=True):
-        assert shown.replace("'", "") == given_id.replace("'", "")
-        assert not shown.lstrip().startswith(("=", "+", "-", "@", "＝"))
-        assert float(newton) <= 0.0
-    for line in (tmp_path / "scores.csv").read_bytes().replace(b'"', b"").split(b"\n")[1:3]:
-        assert line.startswith(b"'")
-
-
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=6, unique=True))
 def test_any_text_as_id_keeps_one_row_a_record(tmp_path_factory, names):
     path = tmp_path_factory.mktemp("csv") / "scores.csv"
@@ -232,88 +198,11 @@ def test_repr_shows_the_most_exposed_and_counts_the_others(rows):
     assert lines[10:] == ["… 3 more rows"] * (rows > 10)
 
 
-ON_A_SCREEN = [
-    "\x1b[2J\x1b]0;title\x07",
-    "a\nb",
-    "a\r\n0  9",
-    "\u202eevil",
-    "a\u2028b",
-    "nul\0.",
-    "\x85",
-    "é 🙂 שלום",
-    "x" * 999,
-]
-
-
-def test_an_id_cannot_leave_its_line_of_the_terminal():
-    text = repr(ScoreTable({"newton": 8 - np.arange(9.0)}, np.array(ON_A_SCREEN), {}, {"class": ["a\x1bb\n"] * 9}))
-    assert [line.split()[-1] for line in text.splitlines()] == ["newton", *"876543210"]
-    assert len({len(line) for line in text.splitlines()}) == 1
-    assert not set("\x1b\x07\r\0\x85\u202e\u2028") & set(text)
-    for piece in (
-        r"\u001b[2J\u001b]0;title\u0007",
-        r"a\u000ab",
-        r"\u202eevil",
-        r"nul\u0000.",
-        "é 🙂 שלום",
-        r"a\u001bb\u000a",
-        "x" * 79 + "…",
-    ):
-        assert piece in text
-    assert "x" * 80 not in text
-
-
-# ------------------------------------------------------------------------------------------------ notebooks
-
-
-class Cells(HTMLParser):
-    """What a browser would see: texts by the tag they stand in, and every tag and attribute."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.texts: dict[str, list[str]] = {"th": [], "td": [], "caption": []}
-        self.tags: set[str] = set()
-        self.attributes: set[tuple[str, str | None]] = set()
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-        self.tags.add(tag)
-        self.attributes |= set(attrs)
-        if tag in self.texts:
-            self.texts[tag].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] in self.texts:
-            self.texts[self.open[-1]][-1] += data
-        else:
-            assert not data.strip()
-
-
-TAGS = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
-
-
-def test_a_notebook_shows_what_repr_shows():
+def test_the_rows_shown_are_those_of_the_ranking_asked_for():
     table = ScoreTable({"loss": np.arange(13.0) / 7, "fused": -np.arange(13.0)}, np.arange(13), {}, {"class": [3] * 13})
-    seen = Cells(table._repr_html_())
-    header, *rows = [line.split() for line in repr(table).splitlines()[:11]]
-    assert seen.texts["th"] == header
-    assert seen.texts["td"] == [cell for row in rows for cell in row] + ["… 3 more rows"]
-    (caption,) = seen.texts["caption"]
-    assert caption == (
-        "13 rows, the most exposed first; to_pandas() has all 2 scores. A ranking, not a count; a low score is not "
-        "evidence of safety."
-    )
-    assert seen.tags == TAGS
-    assert seen.open == []
-    assert {name for name, _ in seen.attributes} == {"class", "scope", "colspan"}  # no colour of ours on a dark page
-    assert Cells(ScoreTable({"newton": [1.0]}, [0])._repr_html_()).texts["caption"][0].startswith("1 row, ")
-    assert Cells(table.top(10)._repr_html_()).texts["td"][:4] == ["1", "0", "3", "-0"]
+    head, first, *_, last = (line.split() for line in repr(table).splitlines())
+    assert (head, first) == (["rank", "id", "class", "fused"], ["1", "0", "3", "-0"])
+    assert last == ["…", "3", "more", "rows"]
     top = table.top(2, by="loss")
     assert [line.split() for line in repr(top).splitlines()][1] == ["1", "12", "3", "1.714", "-12"]
 
@@ -327,24 +216,8 @@ def test_a_reason_stands_beside_the_most_exposed_and_the_line_fits():
     assert max(map(len, repr(table).splitlines())) <= 120
 
 
-def test_a_notebook_shows_hostile_text_as_text():
-    ids = ["<script>alert(1)</script>", "</td></table><b>", '" onload="x', "&lt;", "$x$", "a\u202e\0b", "y" * 1_000]
-    table = ScoreTable({"<i>\n": np.zeros(7)}, np.array(ids), {}, {"class": np.array(["<img src=x>"] * 7)})
-    page = table._repr_html_()
-    seen = Cells(page)
-    assert seen.texts["td"][1::4] == [*ids[:5], r"a\u202e\u0000b", "y" * 79 + "…"]
-    assert set(seen.texts["td"][2::4]) == {"<img src=x>"}
-    assert seen.texts["th"] == ["rank", "id", "class", r"<i>\u000a"]
-    assert seen.tags == TAGS
-    assert ("class", "tex2jax_ignore mathjax_ignore") in seen.attributes
-    assert len(page) < 2_000
-
-
 @given(st.lists(st.text(st.characters()), min_size=1, max_size=5, unique_by=lambda name: name.rstrip("\0")))
-def test_any_text_as_id_stays_in_its_cell_and_on_its_line(names):
+def test_any_text_as_id_stays_on_its_line(names):
     table = ScoreTable({"newton": np.zeros(len(names))}, np.array(names))
-    seen = Cells(table._repr_html_())
-    assert seen.tags == TAGS
-    assert len(seen.texts["td"]) == 3 * len(names)
     assert len(repr(table).splitlines()) == len(names) + 1
-    table._repr_html_().encode("utf-8")
+    repr(table).encode("utf-8")

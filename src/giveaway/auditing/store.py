@@ -49,11 +49,12 @@ class AuditFolder(TableFolder):
 
     def inner(self) -> list[MarkedFolder]:
         """Return its unfinished work and the models that were trained for it; signals that lie elsewhere stay."""
-        unfinished, remedies = UnfinishedWork(self.path), self.path / REMEDIES
+        remedies = self.path / REMEDIES
         tried = sorted(remedies.iterdir()) if remedies.is_dir() and not remedies.is_symlink() else []
-        models = [ShadowFolder(path) for path in (self.path / SIGNALS, *tried) if self.marked and not path.is_symlink()]
-        trained: list[MarkedFolder] = [one for one in models if one.marked or one.interrupted() or one.inner()]
-        return [*([unfinished] if unfinished.of_all() or unfinished.parts() else []), *trained]
+        models = (self.path / SIGNALS, *tried) if self.marked else ()
+        inner = [UnfinishedWork(self.path / UNFINISHED), *(ShadowFolder(path) for path in models)]
+        there = (one for one in inner if not one.path.is_symlink())
+        return [one for one in there if one.marked or one.interrupted() or one.inner()]
 
 
 def fingerprint(head: Head | Texts, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,7 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except (Exception, KeyboardInterrupt) as error:
         if len(arguments) < len(sys.argv) - 1:
-            from giveaway.checks import traceback_of
-
-            say(traceback_of(error), err=True)
+            say("".join(traceback.format_exception(error)), err=True)
         # click takes a file that ends too early for the end of what somebody types
         early = isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError)
         message, code = _in_a_line(error.__cause__ if early and error.__cause__ else error)
@@ -156,9 +155,9 @@ def _in_a_line(error: BaseException) -> tuple[str, int]:
     elif kind in EXPECTED:
         said, code = str(error), EXPECTED[kind]
     elif isinstance(error, OSError) and isinstance(error.errno, int):
-        from giveaway.checks import in_users_code, raised_at
+        from giveaway.checks import raised_at, users_frames
 
-        place = raised_at(error) if in_users_code(error) else error.filename
+        place = raised_at(error) if users_frames(error) else error.filename
         named = f" ({place})" if place else ""
         said, code = f"the work could not be finished: {os.strerror(error.errno)}{named}; the rest with {TRACEBACK}", 1
     elif isinstance(error, MemoryError):

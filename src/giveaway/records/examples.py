@@ -52,21 +52,19 @@ def check_inputs(value: Any, n: int) -> Any:
     """Return the records themselves, n rows, as a tensor, an array, a DataFrame, or a list of strings."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
+    elif hasattr(value, "iloc"):
+        value = value.to_numpy() if value.ndim == 1 else value
     elif isinstance(value, list | tuple) and all(isinstance(row, str) for row in value):
         value = list(value)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) or hasattr(value, "__array__"):
         try:
-            value = np.asarray(value)
+            value = np.asanyarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
             expected, got = "rows that make one array", "rows of several shapes or of other things"
             raise fail("inputs", expected, got, "make all records alike, and pass an array") from error
-    elif hasattr(value, "iloc"):
-        value = value.to_numpy() if value.ndim == 1 else value
-    elif not isinstance(value, np.ndarray):
-        if not hasattr(value, "__array__"):
-            remedy = "pass the records themselves, dense, in the order of the outputs"
-            raise fail("inputs", "an array, a DataFrame or a list of strings", f"a {type(value).__name__}", remedy)
-        value = np.asarray(value)
+    else:
+        remedy = "pass the records themselves, dense, in the order of the outputs"
+        raise fail("inputs", "an array, a DataFrame or a list of strings", f"a {type(value).__name__}", remedy)
     if isinstance(value, np.ndarray) and value.dtype.kind not in "fiubSUO":
         raise fail("inputs", "numbers, strings or objects", f"dtype {value.dtype}", "convert them to numbers or str")
     line = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "UO"
@@ -114,15 +112,14 @@ def infer_loss(targets: Any, outputs: Any) -> str:
     y, f = as_tensor("targets", targets), outputs if isinstance(outputs, LazyRows) else as_tensor("outputs", outputs)
     width = f.shape[1] if f.ndim == 2 else 1
     column = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
-    whole = not column.is_floating_point()
-    if column.ndim == 1 and whole and (width > 1 or bool(((column == 0) | (column == 1)).all())):
+    whole, binary = not column.is_floating_point(), bool(((column == 0) | (column == 1)).all())
+    if column.ndim == 1 and whole and (width > 1 or binary):
         return "cross_entropy"
     if column.ndim == 2 and width == column.shape[1]:
         rows = column.to(torch.float64)
-        inside = bool(((rows >= 0) & (rows <= 1)).all())
-        if inside and bool(torch.allclose(rows.sum(1), torch.ones(len(rows), dtype=torch.float64), atol=1e-4)):
+        if bool(((rows >= 0) & (rows <= 1)).all()) and bool(((rows.sum(1) - 1).abs() <= 1e-4).all()):
             return "cross_entropy"
-    if not whole and not bool(((column == 0) | (column == 1)).all()):
+    if not whole and not binary:
         if column.ndim == 1 and width > 1:
             raise _float_labels(column)
         return "squared"

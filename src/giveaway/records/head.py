@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from giveaway.checks import as_tensor, check_finite, check_names, check_penalty, check_shape, fail, rows_at_a_time
 from giveaway.records.examples import check_class_names, check_inputs, check_targets, saveable
 from giveaway.records.rows import LazyRows, LinearRows, StreamedRows, as_float_rows, placed
-from giveaway.records.witnesses import Rows, arrays_of_witnesses, check_logarithms, check_witnesses, witnesses_in
+from giveaway.records.witnesses import WITNESSES, Rows, arrays_of_witnesses, check_logarithms, witnesses_in
 from giveaway.storage.arrays import read_arrays, write_archive
 from giveaway.storage.files import write_atomically
 
@@ -178,16 +178,14 @@ class Head:
                 raise fail("sample_weight", "non-negative weights, not all zero", "others", "pass the training weights")
             set_field("sample_weight", weights)
         self._check_parameters()
-        if self.ids is None:
-            del self.__dict__["ids"]
-        else:
-            set_field("ids", check_names("ids", self.ids, n, unique=True))
+        set_field("ids", np.arange(n) if self.ids is None else check_names("ids", self.ids, n, unique=True))
         if self.groups is not None:
             set_field("groups", check_names("groups", self.groups, n, unique=False))
         if self.inputs is not None:
             set_field("inputs", check_inputs(self.inputs, n))
-        for name, value in check_witnesses(self).items():
-            set_field(name, value)
+        for name, check in WITNESSES.items():
+            if (value := getattr(self, name)) is not None:
+                set_field(name, check(value, n, self.m, self.loss))
         if self.class_names is not None:
             set_field("class_names", check_class_names(self.class_names, self.m, self.loss))
 
@@ -375,8 +373,3 @@ class Head:
             got = f"a difference of {worst:.3g} in row {row} where outputs span {spread:.3g}"
             remedy = "pass the inputs of the head and its raw outputs, before softmax, in the same record order"
             raise fail("outputs", "features @ weight.T + bias", got, remedy)
-
-
-_row_numbers = cached_property(lambda head: np.arange(head.n))  # of a head without ids, made when they are asked for
-_row_numbers.__set_name__(Head, "ids")
-Head.ids = _row_numbers  # type: ignore[assignment]

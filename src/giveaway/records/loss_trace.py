@@ -4,6 +4,7 @@ import copy
 import glob
 import json
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,6 @@ LARGEST = float(np.finfo(np.float16).max)
 MOST_PENDING = 2**22  # rows on the device before their losses are moved to the CPU, and numbers before they are losses
 MOST_KEPT = 2**18  # numbers in the outputs of a batch that are kept until there are many
 ROUNDING = 1e-3  # how far below 0 the rounding of half precision may bring a loss
-DIFFER = {name: f"{name} differ" for name in ("ids", "targets")}
 OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 CRITERIA = (*OF_CLASSES, nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
@@ -279,8 +279,8 @@ class LossTrace:
             got, remedy = f"{self._path}, in use by another run", "wait for that run, or call close() of its trace"
             raise fail("path", "a file of its own", got, remedy) from error
         if begun and (resume or self._path.stat().st_size):
-            now = json.loads(json.dumps(self._header))
-            if different := differences(_header(self._path), now, DIFFER):
+            now, words = json.loads(json.dumps(self._header)), {"ids": "ids differ", "targets": "targets differ"}
+            if different := differences(_header(self._path), now, words):
                 raise fail("path", "the trace that this training began", "; ".join(different), "choose another file")
         if not resume:
             file.truncate(0)
@@ -304,11 +304,8 @@ class LossTrace:
         each = [_rows_of(part, self.records) for part in parts]
         self._epochs = each[0]
         if len(each) > 1:  # the mean over the processes that saw a record in an epoch
-            means = []
-            for rows in zip(*each, strict=False):
-                there = ~np.isnan(rows)
-                with np.errstate(invalid="ignore"):
-                    means.append(np.where(there, rows, 0).sum(0, dtype=np.float32) / there.sum(0))
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NaN where none did
+                means = [np.nanmean(rows, 0, dtype=np.float32) for rows in zip(*each, strict=False)]
             self._epochs = np.asarray(means, np.float16).reshape(-1, self.records)
 
 
@@ -324,8 +321,14 @@ def _plain(criterion: Any) -> Any:
 def _computed(batches: Iterable[torch.Tensor | Outputs]) -> list[torch.Tensor]:
     """Return losses in the order of the batches; those of outputs are computed, alike ones together."""
     found: list[Any] = []
-    for kind, alike in groupby(batches, _kind):
-        if kind is None:
+
+    def kind_of(batch: torch.Tensor | Outputs) -> tuple[Any, ...]:
+        if isinstance(batch, torch.Tensor):
+            return ()
+        return (id(batch[0]), *((tensor.shape[1:], tensor.dtype, tensor.device) for tensor in batch[1:]))
+
+    for kind, alike in groupby(batches, kind_of):
+        if not kind:
             found += alike
             continue
         criteria, several, wanted = zip(*alike, strict=True)
@@ -338,13 +341,6 @@ def _computed(batches: Iterable[torch.Tensor | Outputs]) -> list[torch.Tensor]:
         else:
             found.append(each if each.ndim == 1 else each.flatten(1).mean(1))
     return found
-
-
-def _kind(batch: torch.Tensor | Outputs) -> tuple[Any, ...] | None:
-    """Return what two batches of outputs must share to be joined; None of losses."""
-    if isinstance(batch, torch.Tensor):
-        return None
-    return (id(batch[0]), *((tensor.shape[1:], tensor.dtype, tensor.device) for tensor in batch[1:]))
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> np.ndarray:

@@ -45,11 +45,10 @@ def fits(value: Any, kind: Any) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of the metadata. What pages, gates and comparisons read is a field, whose kind is checked; all else that
-    was told stays in `more`, and is an attribute as well. A field that is None is left out of the JSON."""
+    was told stays in `more`, and is an attribute as well. A field that has a default and is None is not written."""
 
     more: Mapping[str, Any] = field(default_factory=dict)
     KEYS: ClassVar[Mapping[str, str]] = {}  # JSON keys of fields that are named otherwise
-    ALWAYS: ClassVar[tuple[str, ...]] = ()  # fields that are written even where they are None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "more" or name not in self.more:
@@ -64,7 +63,7 @@ class Section:
         names = {cls.KEYS.get(one.name, one.name): one for one in fields(cls) if one.name != "more"}
         missing = {one.name: None for one in names.values() if one.default is one.default_factory is MISSING}
         known = {one.name: given[key] for key, one in names.items() if key in given}
-        check_fields(cls.__name__, known, {one.name: annotations(cls)[one.name] for one in names.values()})
+        check_fields(cls.__name__, known, {name: kind for name, kind in annotations(cls).items() if name in known})
         return cls(**missing | known, more={key: value for key, value in given.items() if key not in names})
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class Section:
         written = {}
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name != "more" and (value is not None or one.name in self.ALWAYS):
+            if one.name != "more" and (value is not None or one.default is MISSING):
                 written[self.KEYS.get(one.name, one.name)] = value.to_json() if isinstance(value, Section) else value
         return written | dict(self.more)
 
@@ -99,8 +98,6 @@ class Optimum(Section):
 
     relative_gradient: float | None
     note: str
-
-    ALWAYS = ("relative_gradient",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +296,7 @@ class Meta(Section):
         if self.of_model:
             skipped = {"more", "of_model", *self.LATER} - ({"title"} if self.provenance is not None else set())
             written = {one.name: None for one in fields(self) if one.name not in skipped} | written
-        if self.kernel is not None and not self.of_model:
+        elif self.kernel is not None:
             written |= self.kernel.to_json()
         if self.depths is not None:
             written["depths"] = {depth: report.to_json() for depth, report in self.depths.items()}

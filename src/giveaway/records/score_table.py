@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from html import escape
 from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -25,7 +24,6 @@ MARKER = "audit.json"
 ROWS_SHOWN = 10
 REASON = 600  # letters of a reason at most
 LINE = 120  # letters of what is printed
-CAVEAT = "A ranking, not a count; a low score is not evidence of safety."
 
 
 class TableFolder(MarkedFolder):
@@ -173,46 +171,21 @@ class ScoreTable:
             return cls(scores, arrays["ids"], meta, attributes, digests, OwnTerms(**terms) if terms else None)
 
     def __repr__(self) -> str:
-        columns, lines = self._shown(), []
-        widths = [max(map(len, column)) for column in columns if column[0] != "why"]
-        room = max(40, LINE - sum(widths) - 2 * len(widths))
-        for cells in zip(*columns, strict=True):
-            start = "  ".join(text.rjust(width) for text, width in zip(cells, widths, strict=False))
-            first, *more = wrap(cells[-1], room) if len(cells) > len(widths) else [""]
-            lines += [f"{start}  {first}".rstrip(), *(f"{'':{len(start)}}  {text}" for text in more)]
-        return "\n".join([*lines, *self._more()])
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: the first rows, every text escaped."""
-        head, *body = zip(*self._shown(), strict=True)
-        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}, the most exposed first"
-        lines = [
-            '<table class="tex2jax_ignore mathjax_ignore">',  # a notebook reads $…$ in an id as a formula
-            f"<caption>{rows}; to_pandas() has all {len(self.scores)} scores. {CAVEAT}</caption>",
-            f"<thead>{_html_row(head, 'th')}</thead>\n<tbody>",
-            *(_html_row(line, "td") for line in body),
-            *(f'<tr><td colspan="{len(head)}">{more}</td></tr>' for more in self._more()),
-        ]
-        return "\n".join([*lines, "</tbody>\n</table>"])
-
-    def _shown(self) -> list[list[str]]:
-        """Return the most exposed rows as one list a column, its name first: rank, id, class, score and why."""
+        """Return a line for each of the most exposed rows: rank, id, class, score and why, their names first."""
         by = self.columns[0] if "rank" in self.attributes else self.ranking()
         shown = self if "rank" in self.attributes else self.top(ROWS_SHOWN)
-        columns = {"rank": shown["rank"], "id": shown.ids}
-        columns |= {name: shown[name] for name in ("class", "target", "records") if name in shown.attributes}
-        columns |= {name: shown[name] for name in dict.fromkeys((by, self.ranking()))}
-        columns |= {"why": shown["why"]} if (shown["why"] != NOTHING).any() else {}
-        return [
-            [shown_text(name), *(shown_cell(value, REASON if name == "why" else 80) for value in values[:ROWS_SHOWN])]
-            for name, values in columns.items()
-        ]
-
-    def _more(self) -> list[str]:
+        known = {"id": shown.ids, **shown.attributes, **shown.scores}
+        told = dict.fromkeys(("rank", "id", "class", "target", "records", by, self.ranking()))
+        names = [name for name in told if name in known]
+        columns = [[shown_text(name), *map(shown_cell, known[name][:ROWS_SHOWN].tolist())] for name in names]
+        widths = [max(map(len, column)) for column in columns]
+        starts = ["  ".join(map(str.rjust, cells, widths)) for cells in zip(*columns, strict=True)]
+        reasons = ["why", *(shown_text(one, REASON) for one in shown["why"][:ROWS_SHOWN])]
+        if set(reasons[1:]) <= {NOTHING}:
+            reasons = [""] * len(starts)
+        room, lines = max(40, LINE - len(starts[0]) - 2), []
+        for start, reason in zip(starts, reasons, strict=True):
+            first, *more = wrap(reason, room) or [""]
+            lines += [f"{start}  {first}".rstrip(), *(f"{'':{len(start)}}  {text}" for text in more)]
         hidden = len(self) - ROWS_SHOWN
-        return [f"… {hidden} more rows"] if hidden > 0 else []
-
-
-def _html_row(cells: Iterable[str], tag: str) -> str:
-    opened = f'<{tag} scope="col">' if tag == "th" else f"<{tag}>"
-    return "<tr>" + "".join(f"{opened}{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "\n".join([*lines, *([f"… {hidden} more rows"] if hidden > 0 else [])])

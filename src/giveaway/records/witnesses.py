@@ -4,7 +4,7 @@ They are outputs on variants of the records (relatives), on records that the mod
 the part of a bagged model that never saw the record (out of bag).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -19,13 +19,6 @@ LOGARITHMS = "np.log(np.clip(p, 1e-12, None))"  # of probabilities p
 HELD_OUT = ("held_out_outputs", "held_out_targets")  # keys of files
 ALONE = "relatives"  # the name, and the key, of variants that came as one array
 PREFIX = "relatives_"  # of the keys of variants with a name
-
-
-def check_witnesses(head: Any) -> dict[str, Any]:
-    """Return the witnesses of a head, each in one form, by the name of its field; refuse what cannot be used."""
-    checks = {"relatives": _relatives, "held_out": _held_out, "out_of_bag": _out_of_bag}
-    given = {name: getattr(head, name) for name in checks}
-    return {name: checks[name](value, head.n, head.m, head.loss) for name, value in given.items() if value is not None}
 
 
 def _relatives(value: Any, n: int, m: int, loss: str) -> dict[str, Rows] | None:
@@ -65,6 +58,11 @@ def _out_of_bag(value: Any, n: int, m: int, loss: str) -> torch.Tensor:
     check_logarithms(told, loss, "out_of_bag")
     check_finite("out_of_bag", told)
     return rows
+
+
+# of every field of a head: what brings it into one form, and refuses what cannot be used
+WITNESSES: dict[str, Callable[[Any, int, int, str], Any]]
+WITNESSES = {"relatives": _relatives, "held_out": _held_out, "out_of_bag": _out_of_bag}
 
 
 def _outputs(argument: str, value: Any, shape: tuple[int | None, ...], meaning: str, loss: str) -> Rows:

@@ -1,10 +1,9 @@
 """Checkpoints: where long numerical work saves what it has finished, so that a killed run can go on from there.
 
 `FolderCheckpoint` keeps each set of tensors as one .npz, read without pickle; a file that is not whole by its checksum
-counts as not there. The processes that share the folder have a listing each.
+counts as not there. Of several processes, each has a folder of its own.
 """
 
-import contextlib
 import json
 import re
 import time
@@ -14,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import InputError, fail
+from giveaway.checks import fail
 from giveaway.storage.arrays import write_archive
 from giveaway.storage.files import file_digest, private_folder
 from giveaway.storage.folder import MarkedFolder
 
-FOLDER = "checkpoint"
+FOLDER, OF_PROCESS = "checkpoint", "process-"
 EVERY = 60.0  # seconds between saves of partial work, at least
 SHARE = 20  # how many times longer than the save itself that must be
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -47,50 +46,32 @@ NO_CHECKPOINT = Checkpoint()
 
 
 class UnfinishedWork(MarkedFolder):
-    """The checkpoints that the processes of one audit share, in the folder `checkpoint` inside the audit's own."""
+    """The folder `checkpoint` inside an audit's own; those of processes other than the first lie within it."""
 
-    kind, argument = "folder of unfinished work", "resume"
+    marker, kind, argument = "checkpoint.json", "folder of unfinished work", "resume"
 
-    def __init__(self, audit: str | Path, rank: int = 0) -> None:
-        super().__init__(Path(audit) / FOLDER)
-        self.marker = f"checkpoint-{rank}.json" if rank else "checkpoint.json"
-
-    def of_all(self) -> list["UnfinishedWork"]:
-        names = (re.fullmatch(r"checkpoint(?:-(\d+))?\.json", file.name) for file in self.path.glob("checkpoint*"))
-        found = [UnfinishedWork(self.path.parent, int(name[1] or 0)) for name in names if name]
-        return [work for work in found if work.marked]
-
-    def remove(self) -> int:
-        """Remove the files and the folder; return the number of files, 0 where there is no such folder."""
-        every = self.of_all()
-        for part in MarkedFolder.parts(self) if not self.path.is_symlink() else ():
-            part.unlink(missing_ok=True)
-        removed = sum(work.clear() for work in every)
-        self.kept = [file for work in every for file in work.kept]
-        self.remove_if_empty()
-        return removed
+    def inner(self) -> list[MarkedFolder]:
+        others = [UnfinishedWork(path) for path in sorted(self.path.glob(f"{OF_PROCESS}*"))]
+        return [work for work in others if work.marked or (work.interrupted() and not work.path.is_symlink())]
 
 
 class FolderCheckpoint(UnfinishedWork, Checkpoint):
     """The checkpoint of process `rank`, made after the first's; `digest` is all that must stay the same to go on."""
 
     def __init__(self, audit: str | Path, digest: dict[str, Any], *, resume: bool, rank: int = 0) -> None:
-        super().__init__(audit, rank)
-        self.refuse_link()
-        self.rank, self._ending = rank, f"-{rank}.npz"
+        self._first = UnfinishedWork(Path(audit) / FOLDER)
+        super().__init__(self._first.path / (f"{OF_PROCESS}{rank}" if rank else ""))
+        for folder in (self._first, self):
+            folder.refuse_link()
+        self.rank = rank
         expected = json.loads(json.dumps(digest, allow_nan=False))  # as it will be read again
-        first = UnfinishedWork(audit)
-        self.resumed = self._begun_with(first if first.marked else self, expected, resume) and resume
+        self.resumed = self._begun_with(expected, resume) and resume
         private_folder(self.path)
         self.settle()
         if not self.resumed:
             self.clear()
         self.commit(expected)
         self._saved, self._took = time.monotonic(), 0.0
-
-    def parts(self) -> list[Path]:
-        """Return this process's own files under temporary names: the others are at work."""
-        return [file for file in super().parts() if self._ending in file.name or f"-{self.marker}-" in file.name]
 
     def load(self, name: str) -> dict[str, torch.Tensor] | None:
         file = self._file(name)
@@ -120,32 +101,27 @@ class FolderCheckpoint(UnfinishedWork, Checkpoint):
 
     def finish(self, *, failed: bool = False) -> None:
         """Remove what was saved, by the first process for all; of an audit that failed it stays where there is any."""
-        if self.rank == 0 and not (failed and self._has_work()):
+        if self.rank == 0 and self.marked and not (failed and self._has_work()):
             self.remove()
 
-    def _begun_with(self, first: UnfinishedWork, expected: dict[str, Any], resume: bool) -> bool:
+    def _begun_with(self, expected: dict[str, Any], resume: bool) -> bool:
         """Whether there is work to go on with; refuse it where that was not asked for, or it is another audit's."""
-        stored: dict[str, Any] | None = None
-        with contextlib.suppress(InputError):
-            if not first.marked or (self.rank == 0 and not self._has_work()):
-                return False
-            stored = {name: value for name, value in first.read().items() if name != "files"}
-        begun_beside = self.rank > 0 and stored == expected  # by the first process, a moment ago
-        if not resume and not begun_beside:
+        first = self._first
+        if not first.marked or (self.rank == 0 and not self._has_work()):
+            return False
+        stored = {name: value for name, value in first.read().items() if name != "files"}
+        if not resume and (self.rank == 0 or stored != expected):  # else the first process began it a moment ago
             remedy = "add --resume to go on with it, or remove it with giveaway purge"
-            raise fail("out", "a folder without unfinished work", f"an unfinished audit in {self.path}", remedy)
-        if stored is None:
-            remedy = f"remove the folder {self.path}, and begin again"
-            raise fail("resume", f"a readable {first.marker}", str(self.path / first.marker), remedy)
+            raise fail("out", "a folder without unfinished work", f"an unfinished audit in {first.path}", remedy)
         meaning = "the inputs and options that the audit was begun with"
         self.check(stored, expected, meaning, "give the same again, or remove it with giveaway purge")
         return True
 
     def _has_work(self) -> bool:
         """Whether anything was saved: a run that was killed before that has left nothing to go on with."""
-        return any(work.listed() for work in self.of_all())
+        return any(work.listed() for work in (self._first, *self._first.inner()))
 
     def _file(self, name: str) -> Path:
         if not re.fullmatch(NAME, name):
             raise ValueError(f"name: expected letters, digits, dots and dashes, got {name!r}")
-        return self.path / f"{name}{self._ending}"
+        return self.path / f"{name}.npz"
