@@ -322,11 +322,6 @@ WRONG = [
         "depth_method: expected --depth beside it, got none; name a depth, or drop --config depth_method=exact",
     ),
     (
-        "--depth all --damping 1 --config stream=true",
-        "depth: expected the network as it is, in memory, got --config stream=true, which keeps no records; drop "
-        "--config stream=true, or --depth",
-    ),
-    (
         "--depth all --damping 1 --layer 4",
         "depth: expected the network as it is, in memory, got --layer, by which the head may be another layer than the "
         "network's; drop --layer, or --depth",

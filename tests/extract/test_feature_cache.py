@@ -23,7 +23,7 @@ from giveaway.extract.feature_cache import FeatureCache, RowWriters, SharedCache
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import model_digest
 from giveaway.linalg.processes import Processes
-from giveaway.records import FileRows, StreamedRows, rows
+from giveaway.records import FileRows, rows
 from tests.conftest import refused
 from tests.extract.examples import N, Records, assert_is_head_of, named_stream, tried
 
@@ -354,7 +354,7 @@ def test_several_processes_share_a_cache(tmp_path, model, x, y, monkeypatch):
         from_torch_shared(model, DataLoader(named, shuffle=True), Processes(0, 2), keep=Cached(tmp_path / "c"))
 
 
-def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
+def test_the_command_line_names_a_cache(tmp_path, monkeypatch):
     code = """
     import torch
     from torch.utils.data import TensorDataset
@@ -374,7 +374,5 @@ def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
     for _ in range(2):
         source_from(named | {"cache": str(tmp_path / "cache")}, lambda words: None)
         assert len(runs) == 6  # the only batch is run again, and four parts of it
-    assert isinstance(source_from(named | {"stream": True}, lambda words: None)[0].features, StreamedRows)
-    for name in ("cache", "stream"):
-        with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop --"):
-            source_from({"features": "x.npz", name: "y"}, lambda words: None)
+    with pytest.raises(InputError, match="cache: expected --model beside it, got --features; drop --"):
+        source_from({"features": "x.npz", "cache": "y"}, lambda words: None)

@@ -33,7 +33,6 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "max_length": (int, "Of --lm: how many tokens of a document count, as many as training took."),
     "continued": (str, "Of --lm: tokens of a beginning, and tokens that the model must give back after it, as 50,50."),
     "through": (str, "Of --lm: what leverage and newton go through: head, adapters, names of layers, or none of it."),
-    "stream": (bool, "Run the model again in every pass and keep nothing."),
     "relatives": (bool, "Whether the model is asked about mirrored and shifted images too; by default it is."),
     "held_out": (str, "module:function, your data set of records that the model was not trained on."),
     "kernel": (str, "Add lood_kl and lood_mean, from a Gaussian process with this kernel: nngp, rbf, ..."),

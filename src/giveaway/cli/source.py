@@ -20,7 +20,7 @@ from giveaway.checks import InputError, check_choice, check_names, check_number,
 from giveaway.cli.language_models import lm_arguments
 from giveaway.cli.options import RARE
 from giveaway.curvature.choice import MOST_PROBES, Auto, Dense, Sketch, check_probes
-from giveaway.extract import Batches, Cached, InMemory, Streamed, from_file, from_sklearn, from_torch
+from giveaway.extract import Batches, Cached, InMemory, from_file, from_sklearn, from_torch
 from giveaway.extract.language_models import from_causal_lm
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.text_gradients import TextCurvature
@@ -43,7 +43,7 @@ OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", 
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
 OF_TORCH = ("layer", "reduction", "relatives")
-OF_MODEL = ("weights", "depth", "stream", "batch_size", "cache")
+OF_MODEL = ("weights", "depth", "batch_size", "cache")
 OF_DATA = ("data", "held_out", "allow_pickle")
 OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", "l2_sensitivity", *OF_SKETCH)
 TAKES = {  # the options of each source, besides those that all share
@@ -53,7 +53,6 @@ TAKES = {  # the options of each source, besides those that all share
     "lm": {"data", "base", "tokenizer", "max_length", "continued", "through", "batch_size"},
 }
 NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
-    "stream": "which keeps no records",
     "layer": "by which the head may be another layer than the network's",
     "reduction": "by which the head's outputs are others than the network's",
 }
@@ -126,7 +125,9 @@ def _from_model(
         model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")), say=say)
     if device is not None and isinstance(model, torch.nn.Module):
         model = model.to(device)
-    taken = _given(options, (*OF_HEAD, *OF_TORCH)) | {"keep": _keep(options)}
+    taken = _given(options, (*OF_HEAD, *OF_TORCH))
+    own = False if "inputs" in options else None
+    taken["keep"] = Cached(options["cache"], own) if "cache" in options else InMemory(own)
     taken["batches"] = Batches(options.get("batch_size", 256))
     if "held_out" in options:
         (taken["held_out"],) = _called(options, say, "held_out")
@@ -161,15 +162,6 @@ def _from_lm(
     if dry_run:
         return price_texts(**arguments)
     return from_causal_lm(**arguments, ids=names.get("ids"), groups=groups, progress=True)
-
-
-def _keep(options: Options) -> InMemory | Cached | Streamed:
-    inputs = False if "inputs" in options else None
-    if options.get("stream") and "cache" in options:
-        raise fail("stream", "--config stream=true or --cache, not both", "both", "drop one of them")
-    if "cache" in options:
-        return Cached(options["cache"], inputs)
-    return Streamed(inputs) if options.get("stream") else InMemory(inputs)
 
 
 def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthAudit] | None:

@@ -95,13 +95,13 @@ def evaluation_mode(model: nn.Module, loader: DataLoader[Any] | None = None) -> 
 
 
 @contextmanager
-def untouched(model: nn.Module, loader: DataLoader[Any], *, proved: bool = True) -> Iterator[None]:
+def untouched(model: nn.Module, loader: DataLoader[Any]) -> Iterator[None]:
     """Evaluate without gradients inside; leave the model, its buffers and the loader exactly as they were.
 
-    What a forward changes of the parameters, gradients and hooks cannot be put back: it is refused, if `proved`, by a
-    digest before and after.
+    What a forward changes of the parameters, gradients and hooks cannot be put back: it is refused by a digest before
+    and after.
     """
-    before = _state(model) if proved else {}
+    before = _state(model)
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = [(value, value.detach().clone()) for _, held in buffers for value in held.values() if value is not None]
     try:
@@ -116,7 +116,7 @@ def untouched(model: nn.Module, loader: DataLoader[Any], *, proved: bool = True)
             for buffer, value in values:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-        after = _state(model) if proved else {}
+        after = _state(model)
         if changed := [name for name, value in before.items() if after[name] != value]:
             got = f"one that changed its {' and '.join(changed)}"
             raise fail("model", "a model that its forward leaves as it was", got, "take that out, and load it again")
