@@ -327,11 +327,6 @@ WRONG = [
         "network's; drop --layer, or --depth",
     ),
     (
-        "--depth all --damping 1 --config reduction=mean",
-        "depth: expected the network as it is, in memory, got --config reduction=mean, by which the head's outputs "
-        "are others than the network's; drop --config reduction=mean, or --depth",
-    ),
-    (
         "--depth middle --damping 1",
         "depth: expected head, all or last:k, got 'middle'; say how many layers, as last:2",
     ),

@@ -110,10 +110,12 @@ def test_other_contents_are_refused_with_the_difference(tmp_path, counted, x, y)
         (TensorDataset(x.flip(0), y.flip(0)), model, {}, "the records differ"),
         (TensorDataset(x[:20], y[:20]), model, {}, "23 records then, 20 now"),
         (TensorDataset(x, y), model, {"layer": "body"}, "layer was None, is 'body'"),
-        (TensorDataset(x, y), model, {"autocast": torch.bfloat16}, "autocast was None, is 'bfloat16'"),
         (TensorDataset(x[:9], y[:9]), other, {}, "the model or its weights differ; 23 records then, 9 now"),
     ):
         assert refusal(net, data, keep=Cached(cache), **options).startswith(words.format(difference))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = refusal(model, TensorDataset(x, y), keep=Cached(cache))
+    assert half.startswith(words.format("autocast was None, is 'bfloat16'"))
     assert rows == []
     from_torch(model, TensorDataset(x, y), keep=Cached(cache), layer="fc")
     assert rows == []
@@ -177,7 +179,7 @@ def test_text_inputs_follow_their_ids(tmp_path, x, y):
     net = Lengths()
     for seed in (0, 1):
         loader = DataLoader(named, 5, shuffle=True, generator=torch.Generator().manual_seed(seed))
-        head = from_torch(net, loader, batches=Batches(inputs="inputs"), keep=Cached(tmp_path / "cache", inputs=True))
+        head = from_torch(net, loader, batches=Batches(inputs="inputs"), keep=Cached(tmp_path / "cache"))
         assert [len(text) for text in head.inputs] == [row + 1 for row in head.ids]
         assert head.features.flatten().tolist() == [row + 1 for row in head.ids]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from giveaway.extract import Batches, Cached, InMemory, from_torch, trace_of_checkpoints
+from giveaway.extract import Batches, Cached, from_torch, trace_of_checkpoints
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.reader import RecordReader
 from giveaway.network import Network
@@ -279,7 +279,7 @@ def test_models_that_are_no_functions_are_refused(what):
 
 def test_a_model_may_write_into_its_own_copy_of_the_input():
     data = TensorDataset(X.clone(), Y)
-    head = from_torch(Changes("input"), DataLoader(data, 8), keep=InMemory(inputs=True))
+    head = from_torch(Changes("input"), DataLoader(data, 8))
     assert torch.equal(data.tensors[0], X)
     assert torch.equal(torch.as_tensor(head.inputs), X)
 

@@ -87,8 +87,8 @@ class Bytes(nn.Module):
 def test_bytes_autocast_and_models_that_write_into_their_inputs():
     x, y = (pictures() * 255).to(torch.uint8), torch.arange(N) % 3
     model = Bytes()
-    head = from_torch(model, TensorDataset(x, y), autocast=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
+        head = from_torch(model, TensorDataset(x, y))
         torch.testing.assert_close(head.relatives["mirror"], said(model, x.flip(3)).float())
 
     class Writing(Bytes):

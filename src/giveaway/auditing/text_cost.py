@@ -50,7 +50,7 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
     first: Any = Subset(every, range(timed))
     if loader is not None:
         first = DataLoader(first, batch_size=size, collate_fn=loader.collate_fn)
-    place = device_of(model, None)
+    place = device_of(model)
     on_gpu = place.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(place)

@@ -27,7 +27,6 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "optimum": (str, "assumed, corrected (the head was stopped early) or refit (bring it to its optimum first)."),
     "penalize_intercept": (bool, "Whether l2 acts on the bias."),
     "frozen": (bool, "Nothing before the head was trained on these records."),
-    "reduction": (str, "For a layer that sees tokens: mean, first or last."),
     "batch_size": (int, "How many records go through the model at a time."),
     "tokenizer": (str, "Of --lm: module:function or a folder, where the function or folder of --lm has none."),
     "max_length": (int, "Of --lm: how many tokens of a document count, as many as training took."),

@@ -42,7 +42,7 @@ WORDS = {str: "text", float: "a number", int: "a whole number", bool: "true or f
 OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
-OF_TORCH = ("layer", "reduction", "relatives")
+OF_TORCH = ("layer", "relatives")
 OF_MODEL = ("weights", "depth", "batch_size", "cache")
 OF_DATA = ("data", "held_out", "allow_pickle")
 OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", "l2_sensitivity", *OF_SKETCH)
@@ -51,10 +51,6 @@ TAKES = {  # the options of each source, besides those that all share
     "model": {*OF_MODEL, *OF_DATA, *OF_RECORDS, *OF_HEAD, *OF_TORCH, *OF_DEPTH},
     "estimator": {*OF_DATA, *OF_RECORDS},
     "lm": {"data", "base", "tokenizer", "max_length", "continued", "through", "batch_size"},
-}
-NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
-    "layer": "by which the head may be another layer than the network's",
-    "reduction": "by which the head's outputs are others than the network's",
 }
 CLOSE = 10.0  # outputs of two passes may differ by this times the root of their precision
 
@@ -126,7 +122,7 @@ def _from_model(
     if device is not None and isinstance(model, torch.nn.Module):
         model = model.to(device)
     taken = _given(options, (*OF_HEAD, *OF_TORCH))
-    own = False if "inputs" in options else None
+    own = "inputs" not in options
     taken["keep"] = Cached(options["cache"], own) if "cache" in options else InMemory(own)
     taken["batches"] = Batches(options.get("batch_size", 256))
     if "held_out" in options:
@@ -171,10 +167,9 @@ def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthA
             if name in options:
                 raise fail(name, "--depth beside it", "none", f"name a depth, or drop {_spelled(name, options)}")
         return None
-    for name, why in NOT_WITH_DEPTH.items():
-        if options.get(name):
-            given = _spelled(name, options)
-            raise fail("depth", "the network as it is, in memory", f"{given}, {why}", f"drop {given}, or --depth")
+    if "layer" in options:
+        got = "--layer, by which the head may be another layer than the network's"
+        raise fail("depth", "the network as it is, in memory", got, "drop --layer, or --depth")
     if processes.size > 1:
         got = f"{processes.size} of torchrun"
         raise fail("depth", "one process", got, "audit deeper by one process, without torchrun")

@@ -33,7 +33,7 @@ from giveaway.extract.text_gradients import (
     linear_layers,
     output_head,
 )
-from giveaway.extract.torch_model import accepted, device_of, evaluation_mode
+from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, logits_of
 from giveaway.records.texts import Texts
 from giveaway.text import progress_of
 
@@ -285,7 +285,7 @@ def _logits_at(model: nn.Module, batch: TokenBatch, encoded: bool, where: torch.
 
 def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
     """Return the logits (b, L, V) of a batch; the model is left as it was."""
-    device = device_of(model, None)
+    device = device_of(model)
     keywords = dict(batch.keywords)
     if encoded:
         keywords["labels"] = batch.labels
@@ -301,7 +301,7 @@ def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
     options = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
     with evaluation_mode(model):
         result = model(**keywords, **options)
-    logits = getattr(result, "logits", result)
+    logits = logits_of(result)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3 or logits.shape[:2] != batch.labels.shape:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         remedy = "a classifier is read by from_torch; a base model needs its language-model head"

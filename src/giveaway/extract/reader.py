@@ -112,17 +112,18 @@ class RecordReader:
 
     def later_pass(self) -> Iterator[RecordBatch]:
         """Yield every batch again; refuse one whose rows are not those of the first pass, in the same order."""
-        start = 0
+        rows, start = self.fingerprints.rows, 0
         for batch in self.batches():
             known, later = self.fingerprints.hashes[start : start + batch.rows], row_hashes(batch)
-            if len(known) < len(later):
-                rows = self.fingerprints.rows
-                raise fail("data", f"{rows} records in every pass", f"more than {rows} rows in another", READ_AGAIN)
-            if (known != later).any():
-                row = start + int((known != later).any(axis=1).argmax())
-                raise fail("data", SAME_CONTENTS, f"others in a later pass, the first in row {row}", STEADY)
             start += batch.rows
+            if start > rows:
+                break
+            if (changed := (known != later).any(axis=1)).any():
+                row = start - batch.rows + int(changed.argmax())
+                raise fail("data", SAME_CONTENTS, f"others in a later pass, the first in row {row}", STEADY)
             yield batch
+        if start != rows:
+            raise fail("data", f"{rows} records in every pass", f"{start} rows of a later one", READ_AGAIN)
 
 
 class RowFingerprints:

@@ -32,12 +32,11 @@ from giveaway.storage.files import private_folder
 class InMemory:
     """Features and outputs are held in memory.
 
-    inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB. None keeps
-        images, tables (one tensor of floats or uint8 a batch) and strings, and nothing where that cannot be; True says
-        why not, False never keeps.
+    inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB: images, tables
+        (one tensor of floats or uint8 a batch) and strings, and nothing of other records.
     """
 
-    inputs: bool | None = None
+    inputs: bool = True
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Cached:
     model and data reads the data to see that they are, and runs nothing; `inputs` as in InMemory."""
 
     folder: str | os.PathLike[str]
-    inputs: bool | None = None
+    inputs: bool = True
 
 
 def from_torch(
@@ -57,10 +56,7 @@ def from_torch(
     loss: str = "auto",
     l2: float = 0.0,
     penalize_intercept: bool = True,
-    reduction: str | None = None,
     batches: Batches = USUAL,
-    device: torch.device | str | None = None,
-    autocast: torch.dtype | None = None,
     sample_weight: Any = None,
     ids: Any = None,
     groups: Any = None,
@@ -80,12 +76,9 @@ def from_torch(
         targets), or dicts, whose inputs are given to the model by keyword. A tuple or dict of inputs is unpacked.
     batches : `Batches(size, inputs, targets, ids)`, where a batch holds these elsewhere: Batches(ids=2) for (inputs,
         targets, ids).
-    layer : name of the nn.Linear to take; by default the last to run, which must give the model's output.
+    layer : name of the nn.Linear to take; by default the last to run, which must give the model's output. Of a layer
+        that sees tokens, the one is taken whose outputs the model returns, as decoders do of the last before padding.
     loss, l2, penalize_intercept : as in `Head`. Weight decay wd on a mean cross-entropy is l2 = n * wd.
-    reduction : "mean", "first" or "last" token, for a layer that sees (batch, tokens, features); padding counts. Not
-        needed where the model returns the outputs of one token a record, as decoders do of the last before padding.
-    device : which of the model's devices takes the inputs (default: that of its first parameter).
-    autocast : torch.bfloat16 or torch.float16, to run the model in mixed precision.
     sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.
     frozen : as in `Head`: whether nothing before the layer was trained on these records.
     keep : where features and outputs go: `InMemory()`, or `Cached(folder)` on the disk.
@@ -110,7 +103,7 @@ def from_torch(
     reader = RecordReader(data, batches, ids_given=ids is not None)
     for argument, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight)):
         _check_order_of(argument, value, reader.loader.dataset)
-    linear = HeadLayer(module, layer, reduction, device, autocast)
+    linear = HeadLayer(module, layer)
     run = _Run(reader, linear, InputCollector(keep.inputs, reader.total), Variants(relatives))
     with errors_about("held_out "):
         others = None if held_out is None else RecordReader(held_out, batches)
