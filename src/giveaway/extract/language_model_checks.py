@@ -98,15 +98,3 @@ def check_limit(length: int, limit: int | None, of: str, number: int) -> None:
     if limit is not None and length > limit:
         remedy = "cut them with max_length=, as training did, or split them into documents"
         raise fail("dataset", f"at most {limit} tokens a row, {of}", f"{length} in row {number}", remedy)
-
-
-def check_widths(width: int, base: int) -> None:
-    if width != base:
-        remedy = "resize its embeddings as the model's were, or leave base out"
-        raise fail("base", f"the model's vocabulary of {width:,}", f"{base:,}", remedy)
-
-
-def check_said(log_likelihood: torch.Tensor, document: torch.Tensor) -> None:
-    if not bool((there := torch.isfinite(log_likelihood).cpu()).all()):
-        remedy = "look at it, or load the model in float32 or bfloat16: float16 overflows"
-        raise fail("model", "finite logits", f"others, first in document {int(document[~there][0])}", remedy)

@@ -17,9 +17,7 @@ from giveaway.extract.language_model_checks import (
     check_lengths,
     check_limit,
     check_names_of,
-    check_said,
     check_tokens,
-    check_widths,
     checked_models,
     unknown_row,
 )
@@ -228,14 +226,18 @@ def _ask(
     targets = batch.labels[counted]
     logits = _logits(model, batch, encoded)[where]
     columns = [documents[counted], targets, *_statistics(logits, targets)]
-    check_said(columns[2], columns[0])
+    if not bool((there := torch.isfinite(columns[2]).cpu()).all()):
+        remedy = "look at it, or load the model in float32 or bfloat16: float16 overflows"
+        raise fail("model", "finite logits", f"others, first in document {int(columns[0][~there][0])}", remedy)
     if gradients is not None:
         gradients.see(logits, where)
     adapters = getattr(model, "disable_adapter", None) if base is None else None
     if base is not None or adapters is not None:
         with nullcontext() if adapters is None else adapters():
             before = _logits(base or model, batch, encoded)
-        check_widths(logits.shape[1], before.shape[2])
+        if (width := before.shape[2]) != logits.shape[1]:
+            remedy = "resize its embeddings as the model's were, or leave base out"
+            raise fail("base", f"the model's vocabulary of {logits.shape[1]:,}", f"{width:,}", remedy)
         columns += _statistics(before[where], targets)[::3]
     return [column.cpu() for column in columns]
 

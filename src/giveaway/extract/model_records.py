@@ -15,7 +15,6 @@ from giveaway.records.head import Head
 
 BATCH_SIZE = 512
 INPUT_BYTES = 2 * 2**30  # a head keeps inputs up to this size
-LATER = "give them to the head with dataclasses.replace(head, inputs=...), where a memory map will do"
 
 Inputs = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 
