@@ -322,19 +322,9 @@ WRONG = [
         "depth_method: expected --depth beside it, got none; name a depth, or drop --config depth_method=exact",
     ),
     (
-        "--depth all --damping 1 --config stream=true",
-        "depth: expected the network as it is, in memory, got --config stream=true, which keeps no records; drop "
-        "--config stream=true, or --depth",
-    ),
-    (
         "--depth all --damping 1 --layer 4",
         "depth: expected the network as it is, in memory, got --layer, by which the head may be another layer than the "
         "network's; drop --layer, or --depth",
-    ),
-    (
-        "--depth all --damping 1 --config reduction=mean",
-        "depth: expected the network as it is, in memory, got --config reduction=mean, by which the head's outputs "
-        "are others than the network's; drop --config reduction=mean, or --depth",
     ),
     (
         "--depth middle --damping 1",

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 import giveaway as ga
 from giveaway.checks import InputError
 from giveaway.extract.batches import Batches
-from giveaway.extract.torch_head import Cached, InMemory, Streamed
+from giveaway.extract.torch_head import Cached, InMemory
 
 COUNT = 400
 FEATURES, CLASSES = 5, 3
@@ -178,7 +178,7 @@ def one(rng: np.random.Generator, place: str) -> tuple[str, str]:
         model = NoFunction(name)
     model.train(bool(rng.random() < 0.5))
     data, with_ids = loader_of(how, mixing, n, size, rng)
-    kept = [InMemory(), Cached(f"{place}/{rng.integers(1 << 60)}"), Streamed()][int(rng.integers(3))]
+    kept = [InMemory(), Cached(f"{place}/{rng.integers(1 << 60)}")][int(rng.integers(2))]
     tried = f"{how}, {name}" + (f", {mixing}" if "mixing" in name else "")
     before, mode = copy.deepcopy(model.state_dict()), model.training
     alone = copy.deepcopy(model).eval()

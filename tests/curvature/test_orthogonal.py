@@ -15,7 +15,8 @@ import giveaway as ga
 from giveaway import Head
 from giveaway.curvature import orthogonal
 from giveaway.curvature.orthogonal import OrthogonalCurvature, is_wide
-from giveaway.extract import InMemory, Streamed
+from giveaway.extract import Cached, InMemory
+from giveaway.records import rows as row_module
 from giveaway.reporting.words import notes
 from tests import oracles
 from tests.conftest import KINDS, made_arrays, refused
@@ -172,14 +173,16 @@ def test_a_narrow_head_that_would_lose_digits_keeps_them_or_marks_its_rows(monke
     assert (error[~lossy["newton_rounded"]] < 1e-7).all()
 
 
-def test_a_wide_head_that_is_read_as_a_stream():
+def test_a_wide_head_that_is_read_in_windows(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)).double()
     data = torch.utils.data.TensorDataset(torch.randn(40, 5).double(), torch.arange(40) % 3)
     loader = torch.utils.data.DataLoader(data, batch_size=7)
-    ways = InMemory(inputs=False), Streamed(inputs=False)
-    held, stream = (ga.from_torch(model, loader, l2=1e-4, keep=way) for way in ways)
-    expected, found = (ga.audit(head, scores=COLUMNS) for head in (held, stream))
+    monkeypatch.setattr(row_module, "LARGE_BYTES", 1)
+    ways = InMemory(inputs=False), Cached(tmp_path / "kept", inputs=False)
+    held, cached = (ga.from_torch(model, loader, l2=1e-4, keep=way) for way in ways)
+    assert (held.lazy, cached.lazy) == (False, True)
+    expected, found = (ga.audit(head, scores=COLUMNS) for head in (held, cached))
     assert found.meta.curvature.inverse == "orthogonal"
     for name in COLUMNS:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, err_msg=name)

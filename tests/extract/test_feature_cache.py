@@ -23,7 +23,7 @@ from giveaway.extract.feature_cache import FeatureCache, RowWriters, SharedCache
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import model_digest
 from giveaway.linalg.processes import Processes
-from giveaway.records import FileRows, StreamedRows, rows
+from giveaway.records import FileRows, rows
 from tests.conftest import refused
 from tests.extract.examples import N, Records, assert_is_head_of, named_stream, tried
 
@@ -110,10 +110,12 @@ def test_other_contents_are_refused_with_the_difference(tmp_path, counted, x, y)
         (TensorDataset(x.flip(0), y.flip(0)), model, {}, "the records differ"),
         (TensorDataset(x[:20], y[:20]), model, {}, "23 records then, 20 now"),
         (TensorDataset(x, y), model, {"layer": "body"}, "layer was None, is 'body'"),
-        (TensorDataset(x, y), model, {"autocast": torch.bfloat16}, "autocast was None, is 'bfloat16'"),
         (TensorDataset(x[:9], y[:9]), other, {}, "the model or its weights differ; 23 records then, 9 now"),
     ):
         assert refusal(net, data, keep=Cached(cache), **options).startswith(words.format(difference))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = refusal(model, TensorDataset(x, y), keep=Cached(cache))
+    assert half.startswith(words.format("autocast was None, is 'bfloat16'"))
     assert rows == []
     from_torch(model, TensorDataset(x, y), keep=Cached(cache), layer="fc")
     assert rows == []
@@ -177,7 +179,7 @@ def test_text_inputs_follow_their_ids(tmp_path, x, y):
     net = Lengths()
     for seed in (0, 1):
         loader = DataLoader(named, 5, shuffle=True, generator=torch.Generator().manual_seed(seed))
-        head = from_torch(net, loader, batches=Batches(inputs="inputs"), keep=Cached(tmp_path / "cache", inputs=True))
+        head = from_torch(net, loader, batches=Batches(inputs="inputs"), keep=Cached(tmp_path / "cache"))
         assert [len(text) for text in head.inputs] == [row + 1 for row in head.ids]
         assert head.features.flatten().tolist() == [row + 1 for row in head.ids]
 
@@ -354,7 +356,7 @@ def test_several_processes_share_a_cache(tmp_path, model, x, y, monkeypatch):
         from_torch_shared(model, DataLoader(named, shuffle=True), Processes(0, 2), keep=Cached(tmp_path / "c"))
 
 
-def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
+def test_the_command_line_names_a_cache(tmp_path, monkeypatch):
     code = """
     import torch
     from torch.utils.data import TensorDataset
@@ -374,7 +376,5 @@ def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
     for _ in range(2):
         source_from(named | {"cache": str(tmp_path / "cache")}, lambda words: None)
         assert len(runs) == 6  # the only batch is run again, and four parts of it
-    assert isinstance(source_from(named | {"stream": True}, lambda words: None)[0].features, StreamedRows)
-    for name in ("cache", "stream"):
-        with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop --"):
-            source_from({"features": "x.npz", name: "y"}, lambda words: None)
+    with pytest.raises(InputError, match="cache: expected --model beside it, got --features; drop --"):
+        source_from({"features": "x.npz", "cache": "y"}, lambda words: None)

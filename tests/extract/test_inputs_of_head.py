@@ -9,9 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway.extract.model_records as model_records
-from giveaway.checks import InputError
 from giveaway.extract import Batches, InMemory, from_torch
-from tests.conftest import refused
 from tests.extract.examples import N, Records, Wrapped, named_stream
 
 IMAGES = torch.arange(N * 3 * 4 * 4).reshape(N, 3, 4, 4)
@@ -32,11 +30,10 @@ def text_model():
     return Wrapped(nn.Linear(1, 3), lambda net, texts: net(torch.tensor([[float(len(t))] for t in texts])))
 
 
-@pytest.mark.parametrize("keep", [None, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64, torch.bfloat16])
-def test_images_are_kept_in_row_order_and_their_own_type(images_model, y, dtype, keep):
+def test_images_are_kept_in_row_order_and_their_own_type(images_model, y, dtype):
     images = IMAGES.to(dtype)
-    head = from_torch(images_model, DataLoader(TensorDataset(images, y), batch_size=4), keep=InMemory(inputs=keep))
+    head = from_torch(images_model, DataLoader(TensorDataset(images, y), batch_size=4))
     assert head.inputs.dtype == dtype
     assert torch.equal(head.inputs, images)
     assert repr(head).endswith("inputs=(3, 4, 4))")
@@ -77,12 +74,9 @@ def test_a_model_that_writes_into_its_inputs(model, x, y):
         assert torch.equal(head.inputs, torch.cat([block for block, _ in blocks]))
 
 
-@pytest.mark.parametrize("keep", [None, True])
-def test_strings_are_kept(text_model, y, keep):
+def test_strings_are_kept(text_model, y):
     for texts in (TEXTS, [text + "é" for text in TEXTS]):
-        head = from_torch(
-            text_model, Records(lambda i, texts=texts: (texts[i], y[i])), batches=Batches(5), keep=InMemory(inputs=keep)
-        )
+        head = from_torch(text_model, Records(lambda i, texts=texts: (texts[i], y[i])), batches=Batches(5))
         assert head.inputs == texts
 
 
@@ -95,46 +89,30 @@ def test_arrays_are_kept_as_tensors(model, x, y):
     assert torch.equal(head.inputs, x)
 
 
-def test_integers_may_be_tokens_and_are_kept_when_asked(y):
+def test_integers_may_be_tokens_and_are_not_kept(y):
     tokens = torch.arange(N * 4).reshape(N, 4)
-    net = Wrapped(nn.Linear(4, 3), flat)
-    assert from_torch(net, TensorDataset(tokens, y)).inputs is None
-    assert torch.equal(from_torch(net, TensorDataset(tokens, y), keep=InMemory(inputs=True)).inputs, tokens)
+    assert from_torch(Wrapped(nn.Linear(4, 3), flat), TensorDataset(tokens, y)).inputs is None
     single = Wrapped(nn.Linear(1, 3), lambda net, x: net(x.unsqueeze(1)))
-    values = torch.linspace(0, 1, N)
-    assert from_torch(single, TensorDataset(values, y)).inputs is None
-    assert torch.equal(from_torch(single, TensorDataset(values, y), keep=InMemory(inputs=True)).inputs, values)
+    assert from_torch(single, TensorDataset(torch.linspace(0, 1, N), y)).inputs is None
 
 
 def test_false_never_keeps(model, x, y):
     head = from_torch(model, TensorDataset(x, y), keep=InMemory(inputs=False))
     assert head.inputs is None
     assert "inputs" not in repr(head)
-    with pytest.raises(InputError, match=r"keep.inputs: expected True, False or None, got 'yes'; leave it out"):
-        from_torch(model, TensorDataset(x, y), keep=InMemory(inputs="yes"))
-
-
-def quiet_and_loud(net, data, words):
-    """Nothing is kept by default, and inputs=True says why."""
-    assert from_torch(net, data).inputs is None
-    message = refused("; ", from_torch, net, data, keep=InMemory(inputs=True))
-    assert message.startswith(words)
-    return message
 
 
 def test_several_inputs_are_not_kept(model, x, y):
     joins = Wrapped(model, lambda net, left, right: net(torch.cat([left, right], dim=1)))
-    words = "keep.inputs: expected a model of one input, a tensor or strings, got {}; give them to the head with"
-    quiet_and_loud(joins, Records(lambda i: ((x[i, :2], x[i, 2:]), y[i])), words.format("2 inputs"))
+    assert from_torch(joins, Records(lambda i: ((x[i, :2], x[i, 2:]), y[i]))).inputs is None
     nested = Wrapped(model, lambda net, parts: net(parts["x"]))
-    quiet_and_loud(nested, Records(lambda i: {"parts": {"x": x[i]}, "y": y[i]}), words.format("a dict"))
+    assert from_torch(nested, Records(lambda i: {"parts": {"x": x[i]}, "y": y[i]})).inputs is None
 
 
 def test_rows_that_differ_from_batch_to_batch_are_not_kept(y):
     net = Wrapped(nn.Linear(1, 3), lambda net, x: net(x.mean(1, keepdim=True)))
     loader = DataLoader(Records(lambda i: (torch.ones(2 if i < 4 else 3), y[i])), batch_size=4)
-    words = "keep.inputs: expected rows of shape (2,) and type float32 in every batch, got rows of shape (3,) and type"
-    quiet_and_loud(net, loader, words)
+    assert from_torch(net, loader).inputs is None
 
 
 def test_inputs_of_other_rows_are_not_kept(x, y):
@@ -142,48 +120,34 @@ def test_inputs_of_other_rows_are_not_kept(x, y):
         return torch.cat([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
     net = Wrapped(nn.Linear(6, 3), lambda net, x: net(x.reshape(-1, 6)))
-    loader = DataLoader(TensorDataset(x, y), batch_size=4, collate_fn=collate)
-    quiet_and_loud(net, loader, "keep.inputs: expected one row of input a record, got other rows for 4 targets; give")
+    assert from_torch(net, DataLoader(TensorDataset(x, y), batch_size=4, collate_fn=collate)).inputs is None
 
 
 def test_numbers_that_are_not_finite_are_not_kept(model, x, y):
     x[5, 2] = torch.nan
     net = Wrapped(model, lambda net, x: net(x.nan_to_num()))
-    quiet_and_loud(net, TensorDataset(x, y), "inputs: expected finite numbers, got NaN or infinity first in row 5")
+    assert from_torch(net, TensorDataset(x, y)).inputs is None
 
 
 @pytest.mark.parametrize("sized", [True, False])
 def test_more_than_the_limit_is_not_kept(model, x, y, sized, monkeypatch):
     data = DataLoader(TensorDataset(x, y) if sized else named_stream(x, y), batch_size=4)
     monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes)
-    assert torch.equal(from_torch(model_by_keyword(model), data, keep=InMemory(inputs=True)).inputs, x)
+    assert torch.equal(from_torch(model_by_keyword(model), data).inputs, x)
     monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes - 1)
-    message = quiet_and_loud(model_by_keyword(model), data, "keep.inputs: expected at most ")
-    size = f"{x.nbytes / 2**30:.3g} GiB"
-    assert (
-        f" of inputs, got {'' if sized else 'at least '}{size}; give them to the head with dataclasses.replace("
-        in message
-    )
-    assert message.endswith("where a memory map will do")
+    assert from_torch(model_by_keyword(model), data).inputs is None
 
 
-def test_a_known_size_is_refused_in_the_first_batch(model, x, y, monkeypatch):
+def test_a_known_size_is_too_large_in_the_first_batch(x, y, monkeypatch):
     monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes - 1)
-    read = []
-    records = Records(lambda i: (read.append(i), (x[i], y[i]))[1])
-    refused(
-        "keep.inputs: expected at most",
-        from_torch,
-        model,
-        DataLoader(records, batch_size=4),
-        keep=InMemory(inputs=True),
-    )
-    assert read == [0, 1, 2, 3]
+    collector = model_records.InputCollector(True, N)
+    collector.add(model_records.RecordBatch((x[:4],), {}, y[:4]))
+    assert collector.joined() is None
 
 
 def test_strings_count_by_their_length(text_model, y, monkeypatch):
     data = Records(lambda i: (TEXTS[i], y[i]))
     monkeypatch.setattr(model_records, "INPUT_BYTES", sum(map(len, TEXTS)))
-    assert from_torch(text_model, data, keep=InMemory(inputs=True)).inputs == TEXTS
+    assert from_torch(text_model, data).inputs == TEXTS
     monkeypatch.setattr(model_records, "INPUT_BYTES", sum(map(len, TEXTS)) - 1)
-    quiet_and_loud(text_model, data, "keep.inputs: expected at most")
+    assert from_torch(text_model, data).inputs is None

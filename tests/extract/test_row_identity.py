@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from giveaway.extract import Batches, Cached, InMemory, Streamed, from_torch, trace_of_checkpoints
+from giveaway.extract import Batches, Cached, from_torch, trace_of_checkpoints
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.reader import RecordReader
 from giveaway.network import Network
@@ -73,13 +73,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("kind", ["held", "cache", "stream", "network"])
+@pytest.mark.parametrize("kind", ["held", "cache", "network"])
 def test_rows_that_are_other_records_are_refused(tmp_path, case, kind):
     loader, model = WRONG[case](), network()
     ways = {
         "held": lambda: from_torch(model, loader),
         "cache": lambda: from_torch(model, loader, keep=Cached(tmp_path / "cache")),
-        "stream": lambda: from_torch(model, loader, keep=Streamed()),
         "network": lambda: Network(model, loader, loss="cross_entropy"),
     }
     refused(OTHER.format(r"\d+") + "; let collate_fn, loader and dataset keep the order", ways[kind])
@@ -274,24 +273,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("stream", [False, True])
-def test_models_that_are_no_functions_are_refused(what, stream):
-    model = Changes(what)
-    if stream and what == "raises":
-        model.calls = 3
-    refused(
-        REFUSED[what],
-        from_torch,
-        model,
-        DataLoader(RECORDS, 8),
-        layer="head",
-        keep=Streamed() if stream else InMemory(),
-    )
+def test_models_that_are_no_functions_are_refused(what):
+    refused(REFUSED[what], from_torch, Changes(what), DataLoader(RECORDS, 8), layer="head")
 
 
 def test_a_model_may_write_into_its_own_copy_of_the_input():
     data = TensorDataset(X.clone(), Y)
-    head = from_torch(Changes("input"), DataLoader(data, 8), keep=InMemory(inputs=True))
+    head = from_torch(Changes("input"), DataLoader(data, 8))
     assert torch.equal(data.tensors[0], X)
     assert torch.equal(torch.as_tensor(head.inputs), X)
 
@@ -299,10 +287,9 @@ def test_a_model_may_write_into_its_own_copy_of_the_input():
 MIXINGS = {"reversed": lambda x: torch.arange(len(x)).flip(0), "sorted": lambda x: x[:, 0].argsort()}
 
 
-@pytest.mark.parametrize("keep", [InMemory(), Streamed()], ids=["held", "streamed"])
 @pytest.mark.parametrize("put_right", [False, True])
 @pytest.mark.parametrize("mixing", MIXINGS)
-def test_rows_mixed_inside_a_model_are_refused_although_the_first_batch_is_in_order(mixing, put_right, keep):
+def test_rows_mixed_inside_a_model_are_refused_although_the_first_batch_is_in_order(mixing, put_right):
     class Mixes(nn.Module):
         def __init__(self):
             super().__init__()
@@ -317,7 +304,7 @@ def test_rows_mixed_inside_a_model_are_refused_although_the_first_batch_is_in_or
     x = torch.randn(9, 2)
     x[:3, 0] = torch.arange(3.0)
     data = DataLoader(TensorDataset(x, torch.arange(9) % 3), batch_size=3)
-    refused("in other company", from_torch, Mixes(), data, layer="head", keep=keep)
+    refused("in other company", from_torch, Mixes(), data, layer="head")
 
 
 def test_a_model_that_cannot_run_on_a_part_of_a_batch_is_refused_in_one_line():

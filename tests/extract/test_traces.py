@@ -64,18 +64,12 @@ def test_every_checkpoint_gives_a_row_of_losses_in_the_order_of_its_number(tmp_p
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_function_of_the_user_is_the_loss_and_files_go_in_the_order_given(tmp_path: Path) -> None:
+def test_files_go_in_the_order_given(tmp_path: Path) -> None:
     saved(tmp_path, 3)
-    files = [tmp_path / f"epoch{number}.safetensors" for number in (7, 2)]
-
-    def largest(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        assert targets.tolist() == list(range(N))
-        return outputs.abs().amax(1)
-
-    trace = trace_of_checkpoints(network(3), files, TensorDataset(X, torch.arange(N)), loss=largest)
-    with torch.no_grad():
-        expected = [network(3, number).eval()(X).abs().amax(1).numpy() for number in (7, 2)]
-    np.testing.assert_allclose(trace.losses, expected, rtol=HALF)
+    files, data = [tmp_path / f"epoch{number}.safetensors" for number in (7, 2)], TensorDataset(X, torch.arange(N) % 3)
+    trace, other = (trace_of_checkpoints(network(3), order, data) for order in (files, files[::-1]))
+    np.testing.assert_array_equal(trace.losses, other.losses[::-1])
+    assert (trace.losses[0] != trace.losses[1]).any()
 
 
 @pytest.mark.parametrize("kind", TARGETS)
@@ -143,6 +137,34 @@ def test_a_run_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> None:
     refused("got checkpoints differ; choose another file", trace_of_checkpoints, **again)
     saved(tmp_path, 3, 4)
     refused("checkpoints differ; checkpoints was 3, is 4", trace_of_checkpoints, **again)
+
+
+class Changing(Dataset):
+    """Records that `change` once they were read three times: in the first pass, by themselves, and for a checkpoint."""
+
+    def __init__(self, change: str) -> None:
+        self.change, self.reads = change, 0
+
+    def __len__(self) -> int:
+        return N + {"fewer": -3, "more": 5}.get(self.change, 0) * (self.reads >= 3 * N)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        self.reads += 1
+        other = self.change == "other" and row == 9 and self.reads > 3 * N
+        return X[row % N] + float(other), row % N % 3
+
+
+CHANGES = {
+    "other": "the same inputs and targets in every pass, got others in a later pass, the first in row 9; turn off",
+    "fewer": "expected 19 records in every pass, got 16 rows of a later one; pass a dataset",
+    "more": "expected 19 records in every pass, got 20 rows of a later one",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_records_that_change_between_checkpoints_are_refused(tmp_path: Path, change: str) -> None:
+    pattern, data = saved(tmp_path, 3, 3), Changing(change)
+    refused(CHANGES[change], trace_of_checkpoints, network(3), pattern, data, batches=Batches(4))
 
 
 def test_what_cannot_be_a_trace_is_refused(tmp_path: Path) -> None:

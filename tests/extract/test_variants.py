@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from giveaway.cli.source import source_from
-from giveaway.extract import Batches, Cached, Streamed, from_file, from_torch
+from giveaway.extract import Batches, Cached, from_file, from_torch
 from giveaway.extract.batches import shifted
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.linalg.processes import Processes
@@ -87,8 +87,8 @@ class Bytes(nn.Module):
 def test_bytes_autocast_and_models_that_write_into_their_inputs():
     x, y = (pictures() * 255).to(torch.uint8), torch.arange(N) % 3
     model = Bytes()
-    head = from_torch(model, TensorDataset(x, y), autocast=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
+        head = from_torch(model, TensorDataset(x, y))
         torch.testing.assert_close(head.relatives["mirror"], said(model, x.flip(3)).float())
 
     class Writing(Bytes):
@@ -189,16 +189,6 @@ def test_a_cache_keeps_relatives_and_records_held_out(tmp_path):
     )
     changed = TensorDataset(pictures(n=9) + 2, torch.arange(9) % 3)
     refused("the records held out differ", from_torch, model, data, keep=Cached(tmp_path / "c"), held_out=changed)
-
-
-def test_a_stream_asks_about_relatives_only_where_they_are_wanted():
-    model, x, y = network(), pictures(), torch.arange(N) % 3
-    data = DataLoader(TensorDataset(x, y), batch_size=4)
-    assert from_torch(model, data, keep=Streamed()).relatives is None
-    head = from_torch(model, data, keep=Streamed(), relatives=True, held_out=TensorDataset(x[:5] + 1, y[:5]))
-    for name, rows in from_torch(model, data).relatives.items():
-        torch.testing.assert_close(head.relatives[name], rows)
-    torch.testing.assert_close(head.held_out[0], said(model, x[:5] + 1))
 
 
 def test_shares_of_processes_are_joined(tmp_path, monkeypatch):

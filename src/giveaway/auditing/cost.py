@@ -69,7 +69,7 @@ class AuditCost:
     probe_blocks: int = 1  # in which the probes are solved one after the other
     processes: int = 1
     device: str = "cpu"
-    held_bytes: int = 0  # in memory besides, such as features that are not streamed
+    held_bytes: int = 0  # in memory besides, such as features that are not read in windows
     rate: float | None = None  # operations a second, where they were measured
     views: tuple[ViewCost, ...] = ()
     notes: tuple[str, ...] = (NOTE,)

@@ -166,5 +166,5 @@ def _compares_l2(head: Head, names: tuple[str, ...], choice: Choice | None) -> b
     if wanted is not None:
         return wanted
     degrees = head.m - 1 if head.loss == "cross_entropy" and head.m > 1 else head.m
-    exact = choice is not None and choice.sketch is None and head.looked_up
+    exact = choice is not None and choice.sketch is None
     return exact and head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names

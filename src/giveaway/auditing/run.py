@@ -142,7 +142,7 @@ def _score_head(
     curved = resolved.choice if resolved.curved else None
     compared = resolved.l2_sensitivity and head.l2 > 0
     passes = 1 + 2 * int(compared) + (0 if curved is None else expected_passes(head, curved))
-    counted = processes.first and resolved.unit == "record" and head.linear and head.looked_up
+    counted = processes.first and resolved.unit == "record" and head.linear
     repeats = count_duplicates(head) if counted else None  # before the columns are there: it holds as much as they do
     curvature, sensitivity = None, None
     with progress_of(head.n * passes // processes.size, enabled=progress) as on_rows:

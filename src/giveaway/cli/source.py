@@ -20,7 +20,7 @@ from giveaway.checks import InputError, check_choice, check_names, check_number,
 from giveaway.cli.language_models import lm_arguments
 from giveaway.cli.options import RARE
 from giveaway.curvature.choice import MOST_PROBES, Auto, Dense, Sketch, check_probes
-from giveaway.extract import Batches, Cached, InMemory, Streamed, from_file, from_sklearn, from_torch
+from giveaway.extract import Batches, Cached, InMemory, from_file, from_sklearn, from_torch
 from giveaway.extract.language_models import from_causal_lm
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.text_gradients import TextCurvature
@@ -42,8 +42,8 @@ WORDS = {str: "text", float: "a number", int: "a whole number", bool: "true or f
 OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
-OF_TORCH = ("layer", "reduction", "relatives")
-OF_MODEL = ("weights", "depth", "stream", "batch_size", "cache")
+OF_TORCH = ("layer", "relatives")
+OF_MODEL = ("weights", "depth", "batch_size", "cache")
 OF_DATA = ("data", "held_out", "allow_pickle")
 OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", "l2_sensitivity", *OF_SKETCH)
 TAKES = {  # the options of each source, besides those that all share
@@ -51,11 +51,6 @@ TAKES = {  # the options of each source, besides those that all share
     "model": {*OF_MODEL, *OF_DATA, *OF_RECORDS, *OF_HEAD, *OF_TORCH, *OF_DEPTH},
     "estimator": {*OF_DATA, *OF_RECORDS},
     "lm": {"data", "base", "tokenizer", "max_length", "continued", "through", "batch_size"},
-}
-NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
-    "stream": "which keeps no records",
-    "layer": "by which the head may be another layer than the network's",
-    "reduction": "by which the head's outputs are others than the network's",
 }
 CLOSE = 10.0  # outputs of two passes may differ by this times the root of their precision
 
@@ -126,7 +121,9 @@ def _from_model(
         model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")), say=say)
     if device is not None and isinstance(model, torch.nn.Module):
         model = model.to(device)
-    taken = _given(options, (*OF_HEAD, *OF_TORCH)) | {"keep": _keep(options)}
+    taken = _given(options, (*OF_HEAD, *OF_TORCH))
+    own = "inputs" not in options
+    taken["keep"] = Cached(options["cache"], own) if "cache" in options else InMemory(own)
     taken["batches"] = Batches(options.get("batch_size", 256))
     if "held_out" in options:
         (taken["held_out"],) = _called(options, say, "held_out")
@@ -152,24 +149,14 @@ def _from_lm(
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
     arguments = lm_arguments(options, say, device_named(options.get("device")))
-    through = options.get("through", "head")
-    named = through if through in ("head", "adapters") else [name.strip() for name in through.split(",")]
-    arguments["curvature"] = None if through == "none" else TextCurvature(named)
+    through = check_choice("through", options.get("through", "head"), ("head", "none"))
+    arguments["curvature"] = None if through == "none" else TextCurvature()
     if "continued" in options:
         arguments["continued"] = tuple(whole_numbers("continued", options["continued"], 2))
     groups = None if options.get("by") == "record" else names.get("groups")
     if dry_run:
         return price_texts(**arguments)
     return from_causal_lm(**arguments, ids=names.get("ids"), groups=groups, progress=True)
-
-
-def _keep(options: Options) -> InMemory | Cached | Streamed:
-    inputs = False if "inputs" in options else None
-    if options.get("stream") and "cache" in options:
-        raise fail("stream", "--config stream=true or --cache, not both", "both", "drop one of them")
-    if "cache" in options:
-        return Cached(options["cache"], inputs)
-    return Streamed(inputs) if options.get("stream") else InMemory(inputs)
 
 
 def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthAudit] | None:
@@ -179,10 +166,9 @@ def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthA
             if name in options:
                 raise fail(name, "--depth beside it", "none", f"name a depth, or drop {_spelled(name, options)}")
         return None
-    for name, why in NOT_WITH_DEPTH.items():
-        if options.get(name):
-            given = _spelled(name, options)
-            raise fail("depth", "the network as it is, in memory", f"{given}, {why}", f"drop {given}, or --depth")
+    if "layer" in options:
+        got = "--layer, by which the head may be another layer than the network's"
+        raise fail("depth", "the network as it is, in memory", got, "drop --layer, or --depth")
     if processes.size > 1:
         got = f"{processes.size} of torchrun"
         raise fail("depth", "one process", got, "audit deeper by one process, without torchrun")

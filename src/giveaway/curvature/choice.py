@@ -78,13 +78,9 @@ def check_probes(sketch: Sketch) -> None:
 
 
 def check_sketch(head: Head, sketch: Sketch) -> None:
-    """Refuse a sketch of a head whose records cannot be read many times."""
+    """Refuse a precision that the head's device has not, and too few or too many probes."""
     precision_named(sketch.precision, head.device)
     check_probes(sketch)
-    if not head.looked_up:
-        got = "a stream that runs the model in every pass"
-        remedy = "pass keep=Cached(folder) to from_torch, or take curvature=Dense()"
-        raise fail("curvature", "features that can be read many times for a sketch", got, remedy)
 
 
 def compute(head: Head, choice: Choice, execution: Execution = HERE) -> Curvature:

@@ -1,12 +1,12 @@
-"""Read a Head from what the user has: a torch model, a scikit-learn estimator, or arrays in files or batches."""
+"""Read a Head from what the user has: a torch model, a scikit-learn estimator, or arrays in files."""
 
 # ruff: noqa: F401 (the names are for others)
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from giveaway.extract.arrays import from_batches, from_file
+from giveaway.extract.arrays import from_file
 from giveaway.extract.batches import Batches
-from giveaway.extract.torch_head import Cached, InMemory, Streamed, from_torch
+from giveaway.extract.torch_head import Cached, InMemory, from_torch
 from giveaway.extract.traces import trace_of_checkpoints
 
 if TYPE_CHECKING:

@@ -90,13 +90,12 @@ def split_batch(batch: Any, keys: Batches) -> RecordBatch:
     parts: dict[Any, Any] = dict(batch) if named else dict(enumerate(batch))
     places = {name: getattr(keys, name) for name in ("targets", "ids", "inputs")}
     for name, key in places.items():
-        if named and key is not None and key not in parts:
-            raise fail(f"batches.{name}", "a key of the batch", repr(key), nearest(str(key), map(str, parts)))
-        if not named and key is not None:
-            if not isinstance(key, int) or not -len(parts) <= key < len(parts):
-                expected = f"a position in the batch, 0 to {len(parts) - 1}"
-                raise fail(f"batches.{name}", expected, repr(key), "batches here are tuples: give a position")
-            places[name] = key % len(parts)
+        if not named and isinstance(key, int) and key < 0:
+            places[name] = key + len(parts)
+        if key is not None and places[name] not in parts:
+            expected = "a key of the batch" if named else f"a position in the batch, 0 to {len(parts) - 1}"
+            remedy = nearest(str(key), map(str, parts)) if named else "batches here are tuples: give a position"
+            raise fail(f"batches.{name}", expected, repr(key), remedy)
     if named and places["targets"] is None:
         known = [key for key in TARGET_KEYS if key in parts]
         if len(known) != 1:

@@ -150,5 +150,5 @@ def _room() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        got, remedy = error.strerror or str(error), "choose a folder on a larger disk, or keep=Streamed()"
+        got, remedy = error.strerror or str(error), "choose a folder on a larger disk"
         raise fail("cache", "room for the features", got, remedy) from error

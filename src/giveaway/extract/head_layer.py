@@ -1,7 +1,5 @@
 """HeadLayer: the linear layer at the end of a torch model, and what it sees and gives while the model runs."""
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,46 +7,35 @@ import numpy as np
 import torch
 from torch import nn
 
-from giveaway.checks import InputError, check_choice, fail, nearest
+from giveaway.checks import InputError, fail, nearest
 from giveaway.extract.batches import RecordBatch
-from giveaway.extract.torch_model import accepted, device_of, storable
+from giveaway.extract.torch_model import accepted, device_of, logits_of, storable
 from giveaway.records.rows import Pair
 
 ROWS_CHECKED = 1024  # records whose batches are all checked
 SAME, SAME_IN_HALF = 1e-3, 3e-2  # of the largest value: what the size of a batch may change by rounding
-REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "mean": lambda tokens: tokens.mean(dim=1),
-    "first": lambda tokens: tokens[:, 0],
-    "last": lambda tokens: tokens[:, -1],
-}
 
 
 class HeadLayer:
     """The nn.Linear called `requested`, or the last to run, which must give the model's output; see `untouched`."""
 
-    def __init__(
-        self, model: nn.Module, requested: str | None, reduction: str | None, device: Any, autocast: torch.dtype | None
-    ) -> None:
-        if reduction is not None:
-            check_choice("reduction", reduction, REDUCTIONS)
-        if autocast not in (None, torch.bfloat16, torch.float16):
-            raise fail("autocast", "None, torch.bfloat16 or torch.float16", str(autocast), "choose one of these")
-        self.model, self._requested = model, requested
-        self._device, self._reduction, self._autocast = device_of(model, device), reduction, autocast
+    def __init__(self, model: nn.Module, requested: str | None) -> None:
+        self.model, self._requested, self._device = model, requested, device_of(model)
         self.name: str | None = None  # known after the first batch
         self._candidates = _linear_layers(model, requested)
 
     def rows_of(self, batch: RecordBatch) -> Pair:
         """Run the model on a batch; return features and outputs of its records on the CPU."""
         result, name, inputs, outputs = self._call(batch)
-        features, said = self._token_of(result, inputs, outputs) or self._reduced(name, inputs, outputs)
+        features, said = _token_of(result, inputs, outputs) or (inputs, outputs)
         if self._requested is None and not any(_is_output(result, output) for output in (outputs, said)):
             raise _not_linear(f"its last nn.Linear is {name!r}, its output is another")
         if self.name is None:
             self.choose(name)
         if features.ndim != 2 or len(features) != batch.rows:
             got = f"shape {tuple(features.shape)} for {batch.rows} targets"
-            raise fail("layer", f"one row of features a record in layer {name!r}", got, "name another with layer=")
+            remedy = "pool tokens before the head, or name another with layer="
+            raise fail("layer", f"one row of features a record in layer {name!r}", got, remedy)
         return storable(features), storable(said)
 
     def _call(self, batch: RecordBatch) -> tuple[Any, str, torch.Tensor, torch.Tensor]:
@@ -64,8 +51,7 @@ class HeadLayer:
         handles = [layer.register_forward_hook(partial(watch, name), with_kwargs=True) for name, layer in layers]
         arguments, keywords = batch.inputs_on(self._device)
         try:
-            with nullcontext() if self._autocast is None else torch.autocast(self._device.type, dtype=self._autocast):
-                result = self.model(*arguments, **accepted(self.model, keywords))
+            result = self.model(*arguments, **accepted(self.model, keywords))
         finally:
             for handle in handles:
                 handle.remove()
@@ -127,36 +113,22 @@ class HeadLayer:
 
     def options(self) -> dict[str, str | None]:
         """Return what the rows depend on besides model and data."""
-        precision = None if self._autocast is None else str(self._autocast).removeprefix("torch.")
-        return {"layer": self._requested, "reduction": self._reduction, "autocast": precision}
+        kind = self._device.type
+        precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        return {"layer": self._requested, "autocast": precision and precision.removeprefix("torch.")}
 
-    def _token_of(self, result: Any, inputs: torch.Tensor, tokens: torch.Tensor) -> Pair | None:
-        """Return what the layer sees and gives of the one token whose outputs the model returns for each record, as
-        decoders do for the last token before the padding; None for other models."""
-        logits = _logits(result)
-        one = isinstance(logits, torch.Tensor) and tokens.ndim == 3 and logits.shape == tokens.shape[::2]
-        if not one or self._reduction is not None:
-            return None
-        same = (tokens == logits.detach().to(tokens).unsqueeze(1)).all(dim=2)
-        if not bool(same.any(dim=1).all()):
-            return None
-        rows, place = torch.arange(len(tokens), device=tokens.device), same.int().argmax(dim=1)
-        return inputs[rows, place], tokens[rows, place]
 
-    def _reduced(self, name: str, inputs: torch.Tensor, outputs: torch.Tensor) -> Pair:
-        """Return inputs and outputs, (batch, …, width) as (batch, width) where the user named a reduction."""
-        shape = tuple(inputs.shape)
-        if len(shape) > 2 and self._reduction is None:
-            expected = f"{' or '.join(map(repr, REDUCTIONS))}, since layer {name!r} sees (batch, tokens, features)"
-            remedy = "name how a record's tokens become one row, or pool them before the head"
-            raise fail("reduction", expected, f"None with shape {shape}", remedy)
-        if len(shape) <= 2 and self._reduction is not None:
-            expected = f"None, since layer {name!r} sees one row a record"
-            raise fail("reduction", expected, f"{self._reduction!r} with shape {shape}", "drop reduction=")
-        if self._reduction is None:
-            return inputs, outputs
-        reduce = REDUCTIONS[self._reduction]
-        return reduce(inputs.flatten(1, -2)), reduce(outputs.flatten(1, -2))
+def _token_of(result: Any, inputs: torch.Tensor, tokens: torch.Tensor) -> Pair | None:
+    """Return what the layer sees and gives of the one token whose outputs the model returns for each record, as
+    decoders do for the last token before the padding; None for other models."""
+    logits = logits_of(result)
+    if not isinstance(logits, torch.Tensor) or tokens.ndim != 3 or logits.shape != tokens.shape[::2]:
+        return None
+    same = (tokens == logits.detach().to(tokens).unsqueeze(1)).all(dim=2)
+    if not bool(same.any(dim=1).all()):
+        return None
+    rows, place = torch.arange(len(tokens), device=tokens.device), same.int().argmax(dim=1)
+    return inputs[rows, place], tokens[rows, place]
 
 
 def is_sampled(number: int, batch: RecordBatch) -> bool:
@@ -194,17 +166,9 @@ def _not_linear(reason: str) -> InputError:
     return fail("model", expected, got, remedy)
 
 
-def _logits(result: Any) -> Any:
-    if isinstance(result, Mapping):
-        return result.get("logits", next(iter(result.values())) if len(result) == 1 else None)
-    if hasattr(result, "logits"):
-        return result.logits
-    return result[0] if isinstance(result, tuple | list) and result else result
-
-
 def _is_output(result: Any, candidate: torch.Tensor) -> bool:
     """Whether the model returned `candidate`, up to squeezed axes and the cast to another precision."""
-    said = _logits(result)
+    said = logits_of(result)
     if not isinstance(said, torch.Tensor) or (said.numel(), said.device) != (candidate.numel(), candidate.device):
         return False
     a, b = said.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)

@@ -1,6 +1,6 @@
 """What users of language models get wrong, each told in one line and before the work where it can be seen there."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -98,24 +98,3 @@ def check_limit(length: int, limit: int | None, of: str, number: int) -> None:
     if limit is not None and length > limit:
         remedy = "cut them with max_length=, as training did, or split them into documents"
         raise fail("dataset", f"at most {limit} tokens a row, {of}", f"{length} in row {number}", remedy)
-
-
-def check_floating(layers: Iterable[Any]) -> None:
-    """Refuse layers that hold whole numbers, whose gradients there are none of."""
-    kinds = sorted({str(layer.weight.dtype) for layer in layers if not layer.weight.is_floating_point()})
-    if kinds:
-        got = f"{', '.join(kinds)}, as of a model in 8 or 4 bit"
-        remedy = 'name its adapters, TextCurvature(through="adapters"), or load it in bfloat16'
-        raise fail("curvature", "layers with floating-point weights", got, remedy)
-
-
-def check_widths(width: int, base: int) -> None:
-    if width != base:
-        remedy = "resize its embeddings as the model's were, or leave base out"
-        raise fail("base", f"the model's vocabulary of {width:,}", f"{base:,}", remedy)
-
-
-def check_said(log_likelihood: torch.Tensor, document: torch.Tensor) -> None:
-    if not bool((there := torch.isfinite(log_likelihood).cpu()).all()):
-        remedy = "look at it, or load the model in float32 or bfloat16: float16 overflows"
-        raise fail("model", "finite logits", f"others, first in document {int(document[~there][0])}", remedy)

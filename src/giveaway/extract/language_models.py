@@ -1,10 +1,9 @@
 """Read a language model: one pass over the documents that it was trained on, in evaluation mode, token by token."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,25 +14,15 @@ from torch.utils.data import DataLoader
 from giveaway.checks import as_tensor, check_whole, fail
 from giveaway.extract.language_model_checks import (
     check_dataset,
-    check_floating,
     check_lengths,
     check_limit,
     check_names_of,
-    check_said,
     check_tokens,
-    check_widths,
     checked_models,
     unknown_row,
 )
-from giveaway.extract.text_gradients import (
-    HeadGradients,
-    LayerGradients,
-    TextCurvature,
-    TextGradients,
-    linear_layers,
-    output_head,
-)
-from giveaway.extract.torch_model import accepted, device_of, evaluation_mode
+from giveaway.extract.text_gradients import HeadGradients, TextCurvature, output_head
+from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, logits_of
 from giveaway.records.texts import Texts
 from giveaway.text import progress_of
 
@@ -77,7 +66,7 @@ def from_causal_lm(
     plain, before = checked_models(model, base)
     rows = TokenRows(dataset, tokenizer, batch_size, max_length, plain)
     check_names_of(dataset, ids, groups)
-    gradients = None if curvature is None else _gradients(plain, curvature, rows)
+    gradients = None if curvature is None else HeadGradients(curvature, output_head(plain))
     parts = []
     watching = nullcontext() if gradients is None else gradients.watching()
     with progress_of(rows.total, enabled=progress, work="texts") as on_rows, watching:
@@ -134,7 +123,6 @@ class TokenRows:
         self.contents: list[str] | None = None
 
     def batches(self) -> Iterator[TokenBatch]:
-        self.documents, self.read, self.contents = 0, 0, None
         for given in self._given():
             batch = {name: values for name, values in given.items() if isinstance(values, torch.Tensor)}
             if "input_ids" not in batch or batch["input_ids"].ndim != 2:
@@ -230,22 +218,26 @@ def _padded(name: str, rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _ask(
-    model: nn.Module, base: nn.Module | None, batch: TokenBatch, gradients: TextGradients | None
+    model: nn.Module, base: nn.Module | None, batch: TokenBatch, gradients: HeadGradients | None
 ) -> list[torch.Tensor]:
     """Return document, token, and what the model and its base say, of every token of a batch that the loss counts."""
     encoded = is_encoder_decoder(model)
     documents, counted, where = _counted(batch, encoded)
     targets = batch.labels[counted]
-    logits = _logits_at(model, batch, encoded, where)
+    logits = _logits(model, batch, encoded)[where]
     columns = [documents[counted], targets, *_statistics(logits, targets)]
-    check_said(columns[2], columns[0])
+    if not bool((there := torch.isfinite(columns[2]).cpu()).all()):
+        remedy = "look at it, or load the model in float32 or bfloat16: float16 overflows"
+        raise fail("model", "finite logits", f"others, first in document {int(columns[0][~there][0])}", remedy)
     if gradients is not None:
         gradients.see(logits, where)
     adapters = getattr(model, "disable_adapter", None) if base is None else None
     if base is not None or adapters is not None:
         with nullcontext() if adapters is None else adapters():
             before = _logits(base or model, batch, encoded)
-        check_widths(logits.shape[1], before.shape[2])
+        if (width := before.shape[2]) != logits.shape[1]:
+            remedy = "resize its embeddings as the model's were, or leave base out"
+            raise fail("base", f"the model's vocabulary of {logits.shape[1]:,}", f"{width:,}", remedy)
         columns += _statistics(before[where], targets)[::3]
     return [column.cpu() for column in columns]
 
@@ -261,31 +253,9 @@ def _counted(batch: TokenBatch, encoded: bool) -> tuple[torch.Tensor, torch.Tens
     return documents, counted, counted.roll(-1, 1)
 
 
-def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> TextGradients:
-    """Return what takes the gradients of texts; those through layers inside the model read the rows again."""
-    if curvature.through == "head":
-        head = output_head(model)
-        check_floating([head])
-        return HeadGradients(curvature, head)
-    layers = linear_layers(model, curvature.through)
-    check_floating(layers.values())
-    encoded = is_encoder_decoder(model)
-
-    def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]:
-        for batch in rows.batches():
-            documents, counted, where = _counted(batch, encoded)
-            yield documents, partial(_logits_at, model, batch, encoded, where), batch.labels[counted]
-
-    return LayerGradients(curvature, layers, batches)
-
-
-def _logits_at(model: nn.Module, batch: TokenBatch, encoded: bool, where: torch.Tensor) -> torch.Tensor:
-    return _logits(model, batch, encoded)[where]
-
-
 def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
     """Return the logits (b, L, V) of a batch; the model is left as it was."""
-    device = device_of(model, None)
+    device = device_of(model)
     keywords = dict(batch.keywords)
     if encoded:
         keywords["labels"] = batch.labels
@@ -301,7 +271,7 @@ def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
     options = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
     with evaluation_mode(model):
         result = model(**keywords, **options)
-    logits = getattr(result, "logits", result)
+    logits = logits_of(result)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3 or logits.shape[:2] != batch.labels.shape:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         remedy = "a classifier is read by from_torch; a base model needs its language-model head"

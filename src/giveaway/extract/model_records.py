@@ -12,11 +12,9 @@ from giveaway.extract.batches import USUAL, Batches, RecordBatch, mapped, model_
 from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffers, is_dataset, places_of
 from giveaway.extract.torch_model import same_random_states
 from giveaway.records.head import Head
-from giveaway.records.rows import row_kind
 
 BATCH_SIZE = 512
 INPUT_BYTES = 2 * 2**30  # a head keeps inputs up to this size
-LATER = "give them to the head with dataclasses.replace(head, inputs=...), where a memory map will do"
 
 Inputs = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 
@@ -103,53 +101,45 @@ def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray 
 
 
 class InputCollector:
-    """Collects the one input that the model is given of each record, on the CPU: with `wanted` True all that can be
-    kept, with None floats, bytes and strings."""
+    """Collects the one input that the model is given of each record, on the CPU: images, tables or strings. Nothing is
+    kept where there are others, or more than `INPUT_BYTES` of them."""
 
-    def __init__(self, wanted: bool | None, total: int | None) -> None:
-        if wanted not in (None, True, False):
-            raise fail("keep.inputs", "True, False or None", repr(wanted), "leave it out to keep what can be kept")
-        self._wanted, self._total, self._rows, self._bytes = wanted, total, 0, 0
-        self._kept = None if wanted is False else RowBuffers(total)
+    def __init__(self, wanted: bool, total: int | None) -> None:
+        self._total, self._bytes = total or 0, 0
+        self._kept = RowBuffers(total) if wanted else None
 
     def add(self, batch: RecordBatch) -> None:
-        try:
-            if self._kept is not None:
-                self._kept.add("keep.inputs", self._checked(batch))
-        except InputError:
-            if self._wanted:
-                raise
+        block = None if self._kept is None else _one_input(batch)
+        if self._kept is None or block is None:
             self._kept = None
-        self._rows += batch.rows
+            return
+        text = isinstance(block, list)
+        self._bytes += sum(map(len, block)) if text else block.nbytes
+        expected = 0 if text else block.nbytes // max(1, batch.rows) * self._total
+        try:
+            if max(self._bytes, expected) > INPUT_BYTES:
+                self._kept = None
+            else:
+                self._kept.add("inputs", block)
+        except InputError:  # of another shape or type than the rows before
+            self._kept = None
 
     def joined(self) -> Any:
         """Return all rows, a tensor or a list of strings; None where they were not kept."""
-        return None if self._kept is None else self._kept.joined().get("keep.inputs")
+        return None if self._kept is None else self._kept.joined().get("inputs")
 
-    def _checked(self, batch: RecordBatch) -> Any:
-        """Return the batch's one input, a tensor on the CPU or a list of strings, with one row a record."""
-        values, expected = batch.inputs, "a model of one input, a tensor or strings"
-        value = values[0]
-        if len(values) != 1:
-            raise fail("keep.inputs", expected, f"{len(values)} inputs", LATER)
-        text = isinstance(value, list | tuple) and all(isinstance(line, str) for line in value)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-            value = torch.from_numpy(np.ascontiguousarray(value))
-        if not text and (not isinstance(value, torch.Tensor) or value.layout != torch.strided):
-            raise fail("keep.inputs", expected, f"a {type(value).__name__}", LATER)
-        block: Any = list(value) if text else value.detach().cpu()
-        if (not text and block.ndim == 0) or len(block) != batch.rows:
-            raise fail("keep.inputs", "one row of input a record", f"other rows for {batch.rows} targets", LATER)
-        # Integers may be the ids of tokens, which are no quantities.
-        quantities = text or (block.ndim >= 2 and (block.is_floating_point() or block.dtype == torch.uint8))
-        if self._wanted is None and not quantities:
-            raise fail("keep.inputs", "tables or images of floats or bytes", row_kind(block), "say inputs=True")
-        self._bytes += sum(map(len, block)) if text else block.nbytes
-        known = not text and self._total is not None
-        size = block.nbytes // max(1, batch.rows) * self._total if known else self._bytes
-        if size > INPUT_BYTES:
-            got = f"{'' if known else 'at least '}{size / 2**30:.3g} GiB"
-            raise fail("keep.inputs", f"at most {INPUT_BYTES / 2**30:g} GiB of inputs", got, LATER)
-        if not text:
-            check_finite("inputs", block, self._rows)
-        return block if text or known else block.clone()
+
+def _one_input(batch: RecordBatch) -> Any:
+    """Return the model's one input of a batch, if it is a string, or an image or table row of finite numbers, a record:
+    integers may be the ids of tokens, which are no quantities."""
+    value = batch.inputs[0] if len(batch.inputs) == 1 else None
+    if isinstance(value, list | tuple) and all(isinstance(line, str) for line in value):
+        return list(value) if len(value) == batch.rows else None
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        value = as_tensor("inputs", value)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.ndim < 2:
+        return None
+    quantities = value.is_floating_point() or value.dtype == torch.uint8
+    if not quantities or len(value) != batch.rows or not bool(value.isfinite().all()):
+        return None
+    return value.detach().cpu().clone()  # the model may write into its own

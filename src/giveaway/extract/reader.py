@@ -35,9 +35,6 @@ class RecordReader:
     ids_given : the user names the records, so the batches must not.
     """
 
-    unknown_order: str | None = None  # why a position does not name a record
-    total: int | None = None  # the rows that a full pass must give, where that is known beforehand
-    ids_given = False
     proof: str | None = None  # how it is known that row i is record i
 
     def __init__(self, data: Any, batches: Batches = USUAL, *, in_order: bool = False, ids_given: bool = False) -> None:
@@ -48,10 +45,11 @@ class RecordReader:
             if lost := count % sampler.batch_size:
                 got = f"drop_last=True, which leaves out {lost} of {count}"
                 raise fail("data", ORDERED, got, "set drop_last=False")
-        self.unknown_order = why_order_is_unknown(self.loader)
+        self.unknown_order = why_order_is_unknown(self.loader)  # why a position does not name a record
         if in_order and self.unknown_order:
             raise fail("data", ORDERED, self.unknown_order, "use shuffle=False and no sampler")
         makes_batches = self.loader.batch_size is not None or sampler is not None
+        # the rows that a full pass must give, where that is known beforehand
         self.total = len(dataset) if makes_batches and isinstance(dataset, Sized) else None
 
     def batches(self) -> Iterator[RecordBatch]:
@@ -112,17 +110,18 @@ class RecordReader:
 
     def later_pass(self) -> Iterator[RecordBatch]:
         """Yield every batch again; refuse one whose rows are not those of the first pass, in the same order."""
-        start = 0
+        rows, start = self.fingerprints.rows, 0
         for batch in self.batches():
             known, later = self.fingerprints.hashes[start : start + batch.rows], row_hashes(batch)
-            if len(known) < len(later):
-                rows = self.fingerprints.rows
-                raise fail("data", f"{rows} records in every pass", f"more than {rows} rows in another", READ_AGAIN)
-            if (known != later).any():
-                row = start + int((known != later).any(axis=1).argmax())
-                raise fail("data", SAME_CONTENTS, f"others in a later pass, the first in row {row}", STEADY)
             start += batch.rows
+            if start > rows:
+                break
+            if (changed := (known != later).any(axis=1)).any():
+                row = start - batch.rows + int(changed.argmax())
+                raise fail("data", SAME_CONTENTS, f"others in a later pass, the first in row {row}", STEADY)
             yield batch
+        if start != rows:
+            raise fail("data", f"{rows} records in every pass", f"{start} rows of a later one", READ_AGAIN)
 
 
 class RowFingerprints:

@@ -1,11 +1,10 @@
 """from_torch: the linear head of a torch model, read off while the model runs over its training data.
 
-What the layer sees is held in memory, written to a cache, or streamed: read again from the model in each pass.
+What the layer sees is held in memory, or written to a cache.
 """
 
-import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from giveaway.extract.torch_model import model_digest, same_random_states, untou
 from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
-from giveaway.records.rows import FileRows, Pair, Stream
+from giveaway.records.rows import FileRows
 from giveaway.records.witnesses import HELD_OUT, PREFIX, witnesses_in
 from giveaway.storage.files import private_folder
 
@@ -33,12 +32,11 @@ from giveaway.storage.files import private_folder
 class InMemory:
     """Features and outputs are held in memory.
 
-    inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB. None keeps
-        images, tables (one tensor of floats or uint8 a batch) and strings, and nothing where that cannot be; True says
-        why not, False never keeps.
+    inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB: images, tables
+        (one tensor of floats or uint8 a batch) and strings, and nothing of other records.
     """
 
-    inputs: bool | None = None
+    inputs: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,7 @@ class Cached:
     model and data reads the data to see that they are, and runs nothing; `inputs` as in InMemory."""
 
     folder: str | os.PathLike[str]
-    inputs: bool | None = None
-
-
-class Streamed(InMemory):
-    """Nothing is kept but inputs: the model runs again over the data in each pass of an audit, which holds a window."""
+    inputs: bool = True
 
 
 def from_torch(
@@ -62,10 +56,7 @@ def from_torch(
     loss: str = "auto",
     l2: float = 0.0,
     penalize_intercept: bool = True,
-    reduction: str | None = None,
     batches: Batches = USUAL,
-    device: torch.device | str | None = None,
-    autocast: torch.dtype | None = None,
     sample_weight: Any = None,
     ids: Any = None,
     groups: Any = None,
@@ -85,20 +76,17 @@ def from_torch(
         targets), or dicts, whose inputs are given to the model by keyword. A tuple or dict of inputs is unpacked.
     batches : `Batches(size, inputs, targets, ids)`, where a batch holds these elsewhere: Batches(ids=2) for (inputs,
         targets, ids).
-    layer : name of the nn.Linear to take; by default the last to run, which must give the model's output.
+    layer : name of the nn.Linear to take; by default the last to run, which must give the model's output. Of a layer
+        that sees tokens, the one is taken whose outputs the model returns, as decoders do of the last before padding.
     loss, l2, penalize_intercept : as in `Head`. Weight decay wd on a mean cross-entropy is l2 = n * wd.
-    reduction : "mean", "first" or "last" token, for a layer that sees (batch, tokens, features); padding counts. Not
-        needed where the model returns the outputs of one token a record, as decoders do of the last before padding.
-    device : which of the model's devices takes the inputs (default: that of its first parameter).
-    autocast : torch.bfloat16 or torch.float16, to run the model in mixed precision.
     sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.
     frozen : as in `Head`: whether nothing before the layer was trained on these records.
-    keep : where features and outputs go: `InMemory()`, `Cached(folder)` on the disk, or `Streamed()` for nowhere.
+    keep : where features and outputs go: `InMemory()`, or `Cached(folder)` on the disk.
     relatives : variants of each record that the model is asked about while it runs, for `head.relatives`. Of images
         (floats or bytes (n, c, h, w) with 1 or 3 channels, 8 pixels or more a side) None asks about the mirror image
-        and the image moved by 6 % of its sides, one way and the other: three forward passes more. Streamed, only
-        True asks. A dict from names to functions, each of which turns a batch of inputs into as many variants in the
-        same order, serves for other records. False asks nothing.
+        and the image moved by 6 % of its sides, one way and the other: three forward passes more. A dict
+        from names to functions, each of which turns a batch of inputs into as many variants in the same order, serves
+        for other records. False asks nothing.
     held_out : a DataLoader or Dataset of records that the model was not trained on, for `head.held_out`. The model runs
         over it once, and its batches are read as those of `data`.
     class_names : what the classes are called; by default as the dataset says (`classes`, or the names of a Hugging Face
@@ -111,13 +99,12 @@ def from_torch(
     >>> from_torch(model, records, l2=0.1)
     Head(n=6, d=4, m=2, loss='cross_entropy', l2=0.1, inputs=(3,))
     """
-    module, streamed = unwrapped(model), isinstance(keep, Streamed)
+    module = unwrapped(model)
     reader = RecordReader(data, batches, ids_given=ids is not None)
     for argument, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight)):
         _check_order_of(argument, value, reader.loader.dataset)
-    linear = HeadLayer(module, layer, reduction, device, autocast)
-    variants = Variants(False if streamed and relatives is None else relatives)
-    run = _Run(reader, linear, InputCollector(keep.inputs, reader.total), variants, streamed)
+    linear = HeadLayer(module, layer)
+    run = _Run(reader, linear, InputCollector(keep.inputs, reader.total), Variants(relatives))
     with errors_about("held_out "):
         others = None if held_out is None else RecordReader(held_out, batches)
     with untouched(module, reader.loader):
@@ -125,7 +112,9 @@ def from_torch(
             with FeatureCache(keep.folder).locked(new=True) as store:
                 rows = _through_cache(run, others, store)
         else:
-            rows = run.held() | {"ids": reader.fingerprints.ids, "inputs": run.collector.joined()}
+            buffers = RowBuffers(reader.total)
+            run.into(buffers)
+            rows = buffers.joined() | {"ids": reader.fingerprints.ids, "inputs": run.collector.joined()}
             if others is not None:
                 rows |= _held_out(others, reader, run.layer)
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
@@ -202,61 +191,25 @@ def from_torch_shared(
 
 @dataclass
 class _Run:
-    """The model's run over all records and variants of them; where rows are `streamed`, over sampled batches alone."""
+    """The model's run over all records and variants of them."""
 
     reader: RecordReader
     layer: HeadLayer
     collector: InputCollector
     variants: Variants
-    streamed: bool
 
-    def into(self, sink: RowBuffers | RowWriters) -> Pair:
-        """Run, and read the data again to see that rows are records; return the rows of the first batch."""
-        first: Pair | None = None
+    def into(self, sink: RowBuffers | RowWriters) -> None:
+        """Run the model, then read the data again to see that rows are records."""
         for number, batch in enumerate(self.reader.first_pass()):
             self.collector.add(batch)  # before a variant can write into the inputs
-            sampled = is_sampled(number, batch)
-            if sampled or not self.streamed:
-                rows = self.layer.rows_of(batch)
-                first = first or rows
-            if sampled:
+            rows = self.layer.rows_of(batch)
+            if is_sampled(number, batch):
                 self.layer.check_is_function(batch, rows)
             for name, block in zip(ROWS, (*rows, batch.targets), strict=True):
-                if name == "targets" or not self.streamed:
-                    sink.add(name, block)
+                sink.add(name, block)
             for name, outputs in self.variants.outputs(batch, lambda batch: self.layer.rows_of(batch)[1]):
                 sink.add(PREFIX + name, outputs)
-        assert first is not None
         self.reader.check_records()
-        return first
-
-    def held(self) -> dict[str, Any]:
-        """Return all rows; streamed ones are those of a model that runs again in each pass."""
-        buffers, reader, layer = RowBuffers(self.reader.total), self.reader, self.layer
-        if not self.streamed:
-            self.into(buffers)
-            return buffers.joined()
-        weights = model_digest(layer.model)
-        first = self.into(buffers)
-        next(reader.later_pass())  # another order is refused here, not in a long audit
-
-        def begin() -> Iterator[Pair]:
-            if model_digest(layer.model) != weights:
-                got, remedy = "weights that changed after from_torch", "call from_torch again, or keep=Cached(folder)"
-                raise fail("model", "the same model in every pass", got, remedy)
-            later = reader.later_pass()
-            while True:
-                # Batch by batch: between two of them the model is the user's, as it was.
-                with untouched(layer.model, reader.loader, proved=False):
-                    if (batch := next(later, None)) is None:
-                        return
-                    pair = layer.rows_of(batch)
-                yield pair
-
-        prints = reader.fingerprints
-        name = hashlib.sha256(f"{weights} {prints.digest()} {layer.options()}".encode()).hexdigest()
-        features, outputs = Stream(begin, prints.rows, first, name=name, of_layer=True).rows()
-        return {"features": features, "outputs": outputs} | buffers.joined()
 
 
 def _held_out(records: RecordReader, training: RecordReader, layer: HeadLayer | None) -> dict[str, torch.Tensor]:

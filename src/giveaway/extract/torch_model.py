@@ -34,20 +34,9 @@ def unwrapped(model: Any) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
-def device_of(model: nn.Module, requested: torch.device | str | None) -> torch.device:
-    """Return the device for the model's inputs: `requested` if some parameter is there, else that of the first one."""
-    present = list(dict.fromkeys(parameter.device for parameter in model.parameters())) or [torch.device("cpu")]
-    if requested is None:
-        return present[0]
-    try:
-        wanted = torch.device(requested)
-    except RuntimeError as error:
-        raise fail("device", "a torch device, as cpu or cuda:1", repr(requested), "check its spelling") from error
-    match = next((d for d in present if d.type == wanted.type and wanted.index in (None, d.index)), None)
-    if match is None:
-        got = f"{wanted} for a model on {' and '.join(map(str, present))}"
-        raise fail("device", "where the model is", got, "move it first with model.to(device)")
-    return match
+def device_of(model: nn.Module) -> torch.device:
+    """Return where the model takes its inputs: the device of its first parameter."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def model_digest(model: nn.Module) -> str:
@@ -95,13 +84,13 @@ def evaluation_mode(model: nn.Module, loader: DataLoader[Any] | None = None) -> 
 
 
 @contextmanager
-def untouched(model: nn.Module, loader: DataLoader[Any], *, proved: bool = True) -> Iterator[None]:
+def untouched(model: nn.Module, loader: DataLoader[Any]) -> Iterator[None]:
     """Evaluate without gradients inside; leave the model, its buffers and the loader exactly as they were.
 
-    What a forward changes of the parameters, gradients and hooks cannot be put back: it is refused, if `proved`, by a
-    digest before and after.
+    What a forward changes of the parameters, gradients and hooks cannot be put back: it is refused by a digest before
+    and after.
     """
-    before = _state(model) if proved else {}
+    before = _state(model)
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = [(value, value.detach().clone()) for _, held in buffers for value in held.values() if value is not None]
     try:
@@ -116,7 +105,7 @@ def untouched(model: nn.Module, loader: DataLoader[Any], *, proved: bool = True)
             for buffer, value in values:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-        after = _state(model) if proved else {}
+        after = _state(model)
         if changed := [name for name, value in before.items() if after[name] != value]:
             got = f"one that changed its {' and '.join(changed)}"
             raise fail("model", "a model that its forward leaves as it was", got, "take that out, and load it again")
@@ -128,6 +117,15 @@ def _state(model: nn.Module) -> dict[str, Any]:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     counts = [len(getattr(module, name)) for module in model.modules() for name in hooks]
     return {"parameters or buffers": model_digest(model), "gradients": _digest_of(grads), "hooks": counts}
+
+
+def logits_of(result: Any) -> Any:
+    """Return the outputs in what a model returned: its logits, the one value of a dict, or the first of a tuple."""
+    if isinstance(result, Mapping):
+        return result.get("logits", next(iter(result.values())) if len(result) == 1 else None)
+    if hasattr(result, "logits"):
+        return result.logits
+    return result[0] if isinstance(result, tuple | list) and result else result
 
 
 def storable(values: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from torch.nn import functional
 
 from giveaway.checks import errors_about, fail
 from giveaway.extract.batches import USUAL, Batches, RecordBatch
-from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffers
-from giveaway.extract.torch_model import accepted, device_of, load_weights, untouched, unwrapped
+from giveaway.extract.reader import RecordReader, RowBuffers
+from giveaway.extract.torch_model import accepted, device_of, load_weights, logits_of, untouched, unwrapped
 from giveaway.records.examples import check_targets, infer_loss
 from giveaway.records.loss_trace import LossTrace
 from giveaway.storage.files import file_digest
 from giveaway.text import progress_of
 
-LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LEAST = 2  # one checkpoint tells what the finished model tells
 
 
@@ -31,10 +30,9 @@ def trace_of_checkpoints(
     checkpoints: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     data: Any,
     *,
-    loss: str | LossOf = "auto",
+    loss: str = "auto",
     out: str | os.PathLike[str] | None = None,
     batches: Batches = USUAL,
-    device: torch.device | str | None = None,
     allow_pickle: bool = False,
     progress: bool = False,
 ) -> LossTrace:
@@ -45,15 +43,14 @@ def trace_of_checkpoints(
 
     checkpoints : files of weights in the order of training, or a pattern such as "run/*.safetensors", whose files are
         taken in the order of the numbers in their names.
-    data, batches, device : as in `from_torch`.
-    loss : "squared", "cross_entropy" or "binary_cross_entropy", "auto", which infers it from the targets, or a function
-        of outputs and targets that returns one loss a record.
+    data, batches : as in `from_torch`.
+    loss : "squared", "cross_entropy" or "binary_cross_entropy", or "auto", which infers it from the targets.
     out : a file for the trace. A run that was killed goes on with it at the checkpoint where it stopped, if
         checkpoints, data and loss are the same.
     allow_pickle : trust checkpoints that need pickle, which can run any code.
     """
     module, files = unwrapped(model), _in_order(checkpoints)
-    where = device_of(module, device)
+    where = device_of(module)
     reader = RecordReader(data, batches, in_order=True)
     made_of = {"checkpoints": len(files), "checkpoints_sha256": _digest(files)}
     before = copy.deepcopy(module.state_dict())
@@ -63,11 +60,10 @@ def trace_of_checkpoints(
             targets.add("targets", batch.targets)
         reader.check_records()
         y, rows = targets.joined()["targets"], reader.fingerprints.rows
-        named = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__qualname__)
-        made_of |= {"data_sha256": reader.fingerprints.digest(), "loss": named}
+        made_of |= {"data_sha256": reader.fingerprints.digest(), "loss": loss}
         resume = LossTrace(out).epochs if out is not None and Path(out).exists() else None
         trace = LossTrace(rows, out, targets=y, ids=reader.fingerprints.ids, resume=resume, made_of=made_of)
-        left, losses_of = files[trace.epochs :], None if isinstance(loss, str) else loss
+        left, named = files[trace.epochs :], ""
         with progress_of(rows * len(left), enabled=progress, work="trace") as on_rows:
             for file in left:
                 with errors_about(f"checkpoints: {file.name}: "):
@@ -76,14 +72,12 @@ def trace_of_checkpoints(
                 with untouched(module, reader.loader):
                     for batch in reader.later_pass():
                         outputs = _outputs(module, batch, where)
-                        if losses_of is None:
-                            losses_of, y = _named_loss(str(loss), outputs, y)
+                        if not named:
+                            named, y = _named_loss(loss, outputs, y)
                         wanted = y[start : start + batch.rows].to(where)
-                        trace.add(range(start, start + batch.rows), losses_of(outputs, wanted))
+                        trace.add(range(start, start + batch.rows), _losses(named, outputs.double(), wanted))
                         start += batch.rows
                         on_rows(batch.rows)
-                if start < rows:
-                    raise fail("data", f"{rows} records in every pass", f"{start} in a later one", READ_AGAIN)
         trace.close()
     finally:
         module.load_state_dict(before)
@@ -92,8 +86,7 @@ def trace_of_checkpoints(
 
 def _outputs(model: nn.Module, batch: RecordBatch, device: torch.device) -> torch.Tensor:
     arguments, keywords = batch.inputs_on(device)
-    result = model(*arguments, **accepted(model, keywords))
-    outputs = result["logits"] if isinstance(result, dict) and "logits" in result else getattr(result, "logits", result)
+    outputs = logits_of(model(*arguments, **accepted(model, keywords)))
     if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or len(outputs) != batch.rows:
         shape = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         got = f"{shape} for {batch.rows} records"
@@ -101,19 +94,22 @@ def _outputs(model: nn.Module, batch: RecordBatch, device: torch.device) -> torc
     return outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
 
 
-def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[LossOf, torch.Tensor]:
-    """Return the function that gives one loss a record, and the targets as it takes them."""
+def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """Return the loss that fits a batch's outputs, and all targets as a head holds them."""
     if outputs.ndim != 2:
-        got, remedy = f"shape {tuple(outputs.shape)}", "give loss= as a function that returns one loss a record"
+        got, remedy = f"shape {tuple(outputs.shape)}", "record a trace in training: ga.LossTrace takes any losses"
         raise fail("loss", "outputs (records, classes or values)", got, remedy)
     chosen = infer_loss(targets, outputs) if name == "auto" else name
-    y = check_targets(targets, outputs[:1].expand(len(targets), -1), chosen)
-    if chosen == "squared":
-        return lambda f, t: (f.double() - t).square().sum(1), y
-    if chosen == "cross_entropy" and outputs.shape[1] > 1:
-        return lambda f, t: functional.cross_entropy(f.double(), t, reduction="none"), y
-    y = y.double().reshape(len(y), -1)
-    return lambda f, t: functional.binary_cross_entropy_with_logits(f.double(), t, reduction="none").sum(1), y
+    return chosen, check_targets(targets, outputs[:1].expand(len(targets), -1), chosen)
+
+
+def _losses(name: str, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if name == "squared":
+        return (f - y).square().sum(1)
+    if name == "cross_entropy" and f.shape[1] > 1:
+        return functional.cross_entropy(f, y, reduction="none")
+    labels = y.double().reshape(len(y), -1)
+    return functional.binary_cross_entropy_with_logits(f, labels, reduction="none").sum(1)
 
 
 def _in_order(checkpoints: Any) -> list[Path]:

@@ -13,7 +13,7 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, check_names, check_penalty, check_shape, fail, rows_at_a_time
 from giveaway.records.examples import check_class_names, check_inputs, check_targets, saveable
-from giveaway.records.rows import LazyRows, LinearRows, StreamedRows, as_float_rows, placed
+from giveaway.records.rows import LazyRows, LinearRows, as_float_rows, placed
 from giveaway.records.witnesses import WITNESSES, Rows, arrays_of_witnesses, check_logarithms, witnesses_in
 from giveaway.storage.arrays import read_arrays, write_archive
 from giveaway.storage.files import write_atomically
@@ -219,11 +219,6 @@ class Head:
         """Whether features or outputs are read, or computed, only when a slice of them is needed."""
         return isinstance(self.features, LazyRows) or isinstance(self.outputs, LazyRows)
 
-    @property
-    def looked_up(self) -> bool:
-        """Whether records can be read in any order, and again at no more than the cost of reading."""
-        return all(not isinstance(rows, LazyRows) or rows.looked_up for rows in (self.features, self.outputs))
-
     def slices(self, size: int) -> Iterator[slice]:
         """Yield consecutive slices of at most `size` records."""
         for start in range(0, self.n, size):
@@ -353,8 +348,6 @@ class Head:
         assert self.weight is not None
         if isinstance(self.outputs, LinearRows) and self.outputs.comes_from(self.features, self.weight, self.bias):
             check_finite("features", self.features)
-            return
-        if isinstance(self.outputs, StreamedRows) and self.outputs.stream.of_layer:
             return
         theta, lazy = self.parameters(), self.lazy
         worst, row, low, high = 0.0, 0, float("inf"), float("-inf")

@@ -1,29 +1,26 @@
-"""Rows of a head: tensors, or lazy rows that lie in files, on another device or in a stream until they are sliced."""
+"""Rows of a head: tensors, or lazy rows that lie in files or on another device until they are sliced."""
 
 import copy
 import math
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from threading import RLock
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
 
-from giveaway.checks import InputError, as_tensor, check_finite, fail, rows_at_a_time
+from giveaway.checks import as_tensor, check_finite, fail, rows_at_a_time
 
 LARGE_BYTES = 64 * 2**20  # what lies in files is read window by window from this size on
 BFLOAT16 = np.dtype([("bfloat16", "<i2")])  # NumPy has no such numbers: their bits
 SCATTERED = 64  # rows looked up before their pages go: the system maps what lies around each, too
-PARTS = ("features", "outputs")  # of a stream
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class LazyRows(ABC):
     """An array of rows (n, …) that lies elsewhere; a slice or a tensor of row numbers reads them onto `device`."""
 
-    looked_up = True  # whether rows can be read in any order
     checked_when_read = False  # whether NaN and infinity are refused in every read
     identity: str | None = None  # names the contents, where reading all of them to tell heads apart would cost too much
 
@@ -136,7 +133,6 @@ class LinearRows(LazyRows):
         self.features = features
         self.weight = weight.to(features.device, torch.float64)
         self.bias = None if bias is None else bias.to(features.device, torch.float64)
-        self.looked_up = isinstance(features, torch.Tensor) or features.looked_up
         super().__init__((len(features), len(weight)), torch.float64, features.device)
 
     def to(self, device: torch.device | str) -> "LinearRows":
@@ -169,92 +165,6 @@ class LinearRows(LazyRows):
 
     def _read(self, which: slice | torch.Tensor) -> torch.Tensor:
         return self.of(self.features[which if isinstance(which, slice) else which.to(self.device)], which)
-
-
-class Stream:
-    """Features and outputs that are read from the start in each pass, a window and a batch in memory. Slices in
-    increasing order go on with the pass under way. `begin` gives the batches of one pass and refuses other records than
-    before; `name` stands for their contents, and `of_layer` says that a linear layer made the outputs of the features.
-    """
-
-    def __init__(
-        self, begin: Callable[[], Iterator[Pair]], n: int, like: Pair, name: str | None = None, of_layer: bool = False
-    ) -> None:
-        self.n, self.name, self.of_layer = n, name, of_layer
-        self.like = (like[0][:0].detach().cpu().clone(), like[1][:0].detach().cpu().clone())
-        self._begin, self._lock = begin, RLock()
-        self._passing: Iterator[Pair] | None = None
-        self._first, self._held = 0, self.like  # the rows in memory, from this number on
-
-    def rows(self) -> "tuple[StreamedRows, StreamedRows]":
-        """Return features and outputs, to pass to a Head."""
-        return StreamedRows(self, "features"), StreamedRows(self, "outputs")
-
-    def read(self, start: int, stop: int) -> Pair:
-        """Read features and outputs of rows `start` to `stop` at once."""
-        with self._lock:
-            if start == stop:
-                return self.like
-            if start < self._first or stop > self._first + len(self._held[0]):
-                try:
-                    self._advance(start, stop)
-                except BaseException:
-                    self._end()
-                    self._first, self._held = 0, self.like
-                    raise
-            part = slice(start - self._first, stop - self._first)
-            pair = self._held[0][part], self._held[1][part]
-            if stop == self.n:
-                self._first, self._held = start, pair
-            return pair
-
-    def _advance(self, start: int, stop: int) -> None:
-        """Hold rows `start` to `stop`, and what else their last batch has."""
-        if start < self._first or self._passing is None:
-            self._end()
-            self._passing, self._first, self._held = self._begin(), 0, self.like
-        parts, end = [self._held], self._first + len(self._held[0])
-        while end < stop:
-            if (batch := next(self._passing, None)) is None:
-                raise self._other_rows(f"{end}")
-            for name, block, like in zip(PARTS, batch, self.like, strict=True):
-                check_same_kind(name, block, like)
-                check_finite(name, block, end)
-            parts.append(batch)
-            end += len(batch[0])
-            while parts and self._first + len(parts[0][0]) <= start:
-                self._first += len(parts.pop(0)[0])
-        if end >= self.n:  # to its end, where the source checks what it gave
-            if end > self.n or any(len(features) for features, _ in self._passing):
-                raise self._other_rows(f"more than {self.n}")
-            self._end()
-        features, outputs = (torch.cat(part)[start - self._first :] for part in zip(*parts, strict=True))
-        self._first, self._held = start, (features, outputs)
-
-    def _end(self) -> None:
-        if (close := getattr(self._passing, "close", None)) is not None:
-            close()
-        self._passing = None
-
-    def _other_rows(self, rows: str) -> InputError:
-        expected = f"{self.n} records in every pass"
-        return fail("data", expected, f"{rows} in another", "pass data that can be read again and again")
-
-
-class StreamedRows(LazyRows):
-    looked_up = False
-    checked_when_read = True
-
-    def __init__(self, stream: Stream, part: Literal["features", "outputs"]) -> None:
-        self.stream, self.part, self.identity = stream, part, stream.name
-        like = stream.like[PARTS.index(part)]
-        super().__init__((stream.n, *like.shape[1:]), like.dtype, "cpu")
-
-    def _read(self, which: slice | torch.Tensor) -> torch.Tensor:
-        if isinstance(which, torch.Tensor):
-            got, remedy = "a stream, read from its start", "keep the rows on disk: from_torch(..., keep=Cached(DIR))"
-            raise fail(self.part, "rows that can be looked up in any order", got, remedy)
-        return _on_device(self.stream.read(which.start, which.stop)[PARTS.index(self.part)], self.device)
 
 
 def _on_device(block: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -298,19 +208,6 @@ def _bfloat16(bits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(bits.view("<i2")).view(torch.bfloat16)
 
 
-def selected_rows(rows: torch.Tensor | LazyRows, numbers: torch.Tensor) -> torch.Tensor:
-    """Read the rows with these numbers, in this order; of a stream in one pass, which ends at the last of them."""
-    numbers = numbers.to(rows.device)
-    if isinstance(rows, torch.Tensor) or rows.looked_up:
-        return rows[numbers]
-    out = torch.empty(len(numbers), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
-    size = rows_at_a_time(rows)
-    for start in range(0, int(numbers.max()) + 1 if len(numbers) else 0, size):
-        here = (numbers >= start) & (numbers < start + size)
-        out[here] = rows[start : start + size][numbers[here] - start]
-    return out
-
-
 def placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) -> torch.Tensor | LazyRows:
     """Return `rows` for use on `device`: held there if they take at most `room` bytes, else read window by window."""
     if isinstance(rows, HostRows):
@@ -319,7 +216,7 @@ def placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) -> 
         held = rows.device == device or device.type == "cpu" or rows.nbytes <= room
         return rows.to(device) if held else HostRows(rows.cpu(), device)
     lazy = rows if rows.device == device else rows.to(device)
-    return lazy.whole() if lazy.looked_up and lazy.nbytes <= room else lazy
+    return lazy.whole() if lazy.nbytes <= room else lazy
 
 
 def check_same_kind(name: str, block: Any, first: Any) -> None:

@@ -15,7 +15,7 @@ from giveaway.checks import InputError, as_tensor, fail
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.reasons import OwnTerms
-from giveaway.records.rows import LazyRows, selected_rows
+from giveaway.records.rows import LazyRows
 from giveaway.scores.fusion import Views
 from giveaway.scores.predicted import Prediction, calibrated_phi, predict_from_views
 from giveaway.text import OnStage, quiet
@@ -232,7 +232,7 @@ def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bo
     some = torch.randperm(head.features.shape[1], generator=generator)[:TRIED]
     device = head.device
     x = standardized(numbers(rows).to(device))
-    z = centred(selected_rows(head.features, rows.to(device))[:, some.to(device)].to(torch.float64))
+    z = centred(head.features[rows.to(device)][:, some.to(device)].to(torch.float64))
     basis = torch.linalg.qr(x)[0]
     rest = z - basis @ (basis.T @ z)
     return bool((rest.square().sum(0) <= SAME * z.square().sum(0)).all())
