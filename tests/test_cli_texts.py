@@ -87,6 +87,7 @@ def means(rows, seed):
 def wrong(rows, seed):
     return Bigrams(NUMBERS)
 """
+CURVATURES = (None, TextCurvature(), TextCurvature(["head"]))
 SOURCE = ("audit", "--lm", "users_lm:model", "--data", "users_lm:texts")
 
 
@@ -165,8 +166,8 @@ def test_the_cost_is_said_before_the_work(done, mine, monkeypatch):
     assert 0.5 < told["tokens"] / sum(len(one) - 1 for one in mine.NUMBERS) < 2
     loader = torch.utils.data.DataLoader(mine.tokens(), collate_fn=lambda rows: {"input_ids": torch.tensor([[1, 2]])})
     assert price_texts(mine.alone(), loader).tokens == mine.N
-    costs = [price_texts(mine.alone(), mine.tokens(), curvature=one).model_bytes for one in (None, TextCurvature())]
-    assert costs[0] < costs[1]
+    plain, head, inner = (price_texts(mine.alone(), mine.tokens(), curvature=one).model_bytes for one in CURVATURES)
+    assert plain < inner < head
     monkeypatch.setattr("giveaway.auditing.text_cost.calibrate", lambda *_: 1e-3)  # products alone take time
     weights = [layer for layer in mine.alone().modules() if isinstance(layer, torch.nn.Linear)][-1].weight.numel()
     assert price_texts(mine.alone(), mine.tokens()).seconds == pytest.approx(2e3 * 360 * 240 * weights, rel=1e-6)
@@ -204,7 +205,7 @@ REFUSED = {
     ("--lm", "users_lm:alone"): "tokenizer: expected the model's tokenizer beside strings, got none; pass tokenizer=",
     ("--data", "users_lm:nothing"): "dataset: expected at least 2 documents, got none",
     ("--scores", "entropy"): "scores: expected a known name, got 'entropy'",
-    ("--config", "through=adapters"): "through: expected a known name, got 'adapters'; choose from head, none",
+    ("--config", "through=adapters"): "through: expected adapters of LoRA in the model, got none; name layers, or take",
     ("--config", "continued=3"): "continued: expected whole numbers such as 3,17, got '3'; separate them by commas",
 }
 

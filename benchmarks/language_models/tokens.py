@@ -2,7 +2,7 @@
 
 KIND_epoch_E_tokens.npz : for each target K `log_likelihood_K`, `base_K`, `expected_K`, `spread_K` (float16) and
 `best_K` of all tokens that its own documents predict, one document after the other, in the order of the documents;
-`head_newton_K` and its kin: the steps of these documents through the head;
+`head_newton_K` and its kin: the steps of these documents through the head, and through adapters where there are any;
 `outside_loss_K` and its kin: published scores of the documents that the target was not trained on.
 """
 
@@ -38,11 +38,11 @@ def target_model(work: Path, kind: str, stage: int, target: int) -> ModuleGPT:
 
 
 def texts_of(
-    model: nn.Module, base: nn.Module, documents: Documents, rows: np.ndarray, *, steps: bool = False
+    model: nn.Module, base: nn.Module, documents: Documents, rows: np.ndarray, through: str | None = None
 ) -> Texts:
     """Ask a model and its base about the tokens of some documents, all of which make the curvature."""
     own = [{"input_ids": documents.tokens[row, : documents.lengths[row]].tolist()} for row in rows]
-    curvature = TextCurvature(documents=len(own)) if steps else None
+    curvature = None if through is None else TextCurvature(through, documents=len(own))
     return from_causal_lm(model, own, base=base, batch_size=128, curvature=curvature)
 
 
@@ -58,12 +58,14 @@ def write_tokens(work: Path, to: Path, documents: Documents, kind: str, device: 
             model = target_model(work, kind, stage, target).to(device)
             inside, outside = np.flatnonzero(members[target]), np.flatnonzero(~members[target])
             began = time.perf_counter()
-            texts = texts_of(model, base, documents, inside, steps=True)
+            texts = texts_of(model, base, documents, inside, "head")
             for name in KEPT:
                 values = getattr(texts, name)
                 held[f"{name}_{target}"] = values if name == "best" else values.astype(np.float16)
-            assert texts.steps is not None
-            held |= {f"head_{name}_{target}": values for name, values in texts.steps.items()}
+            for through in ("head", "adapters") if kind == "lora" else ("head",):
+                asked = texts if through == "head" else texts_of(model, base, documents, inside, through)
+                assert asked.steps is not None
+                held |= {f"{through}_{name}_{target}": values for name, values in asked.steps.items()}
             others = TextViews(texts_of(model, base, documents, outside))
             held |= {f"outside_{name}_{target}": getattr(scores, name)(others) for name in ATTACKS}
             print(f"{kind}, {stage} epochs, target {target}: {time.perf_counter() - began:.1f} s", flush=True)

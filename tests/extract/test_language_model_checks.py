@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from giveaway.extract.language_models import from_causal_lm
+from giveaway.extract.text_gradients import TextCurvature
 from tests.conftest import refused
 from tests.extract.test_language_models import DOCUMENTS, ROWS, VOCABULARY, Recurrent, gpt2, rows_with
 
@@ -153,7 +154,10 @@ def test_mistakes_that_show_when_the_model_runs():
 
 def test_weights_in_8_bit_have_no_gradients():
     model = Counting()
-    words = "curvature: expected a head with floating-point weights, got torch.int8, as of a model in 8 or 4 bit; load"
+    model.inner = nn.Linear(2, 2)
+    model.inner.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    words = "curvature: expected layers with floating-point weights, got torch.int8, as of a model in 8 or 4 bit; name"
+    refused(words, from_causal_lm, model, ROWS, curvature=TextCurvature(["inner"]))
     model.head.weight = nn.Parameter(torch.ones(VOCABULARY, 16, dtype=torch.int8), requires_grad=False)
     model.get_output_embeddings = lambda: model.head
     refused(words, from_causal_lm, model, ROWS)

@@ -1,5 +1,5 @@
-"""Gradients of texts through the head, and the Newton steps that follow: against autograd, explicit matrices and a real
-refit."""
+"""Gradients of texts through the head and through adapters, and the Newton steps that follow: against autograd,
+explicit matrices and a real refit."""
 
 import copy
 from functools import partial
@@ -100,18 +100,24 @@ def test_gradients_through_the_head_are_autograds(gradients, monkeypatch, bias, 
         torch.testing.assert_close(torch.cat(gradients, 2)[:, 0], own_gradients(model, [model.head]))
 
 
-def test_gradients_of_packed_documents_and_of_people(gradients):
+@pytest.mark.parametrize("memory", [None, 2000])
+def test_gradients_through_adapters_are_autograds_packed_or_not(gradients, monkeypatch, memory):
+    if memory is not None:
+        monkeypatch.setattr("giveaway.extract.text_gradients.MOST_ON_CPU", memory)
     model = Tiny()
-    expected = own_gradients(model, [model.head])
+    expected = own_gradients(model, [model.lora_A, model.lora_B])
+    from_causal_lm(model, DOCUMENTS, batch_size=3, curvature=TextCurvature("adapters"))
+    torch.testing.assert_close(torch.cat(gradients, 2)[:, 0], expected)
     packed = []
     for first in range(0, len(DOCUMENTS), 2):
         pair = [document["input_ids"] for document in DOCUMENTS[first : first + 2]]
         places = [place for ids in pair for place in range(len(ids))]
         packed.append({"input_ids": list(chain(*pair)), "position_ids": places})
-    from_causal_lm(model, packed, batch_size=2)
+    gradients.clear()
+    from_causal_lm(model, packed, batch_size=2, curvature=TextCurvature("adapters"))
     torch.testing.assert_close(torch.cat(gradients, 2)[:, 0], expected)
     gradients.clear()
-    from_causal_lm(model, DOCUMENTS, groups=list("abcaabbc"))
+    from_causal_lm(model, DOCUMENTS, groups=list("abcaabbc"), curvature=TextCurvature(["lora_A", "lora_B"]))
     people = torch.stack([expected[[0, 3, 4]].sum(0), expected[[1, 5, 6]].sum(0), expected[[2, 7]].sum(0)])
     torch.testing.assert_close(torch.cat(gradients, 2)[:, 0], people)
 
@@ -249,6 +255,37 @@ class Capped(Tiny):
         return 3 * torch.tanh(super().forward(input_ids))
 
 
+class Twice(Tiny):
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        return self.head(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
+
+
+class Cropped(list):
+    """Another text each time a row is read."""
+
+    def __getitem__(self, row):
+        self.reads = getattr(self, "reads", 0) + 1
+        return {"input_ids": [(token + self.reads) % WORDS for token in super().__getitem__(row)["input_ids"]]}
+
+
+@pytest.mark.parametrize(
+    ("model", "documents", "words"),
+    [
+        (Twice(), DOCUMENTS, "features.*, got inner again"),
+        (Tiny(), Cropped(DOCUMENTS), "dataset: expected the same tokens at every reading, got others at the second"),
+    ],
+)
+def test_gradients_that_would_be_wrong_are_refused(model, documents, words):
+    refused(words, partial(from_causal_lm, model, documents, curvature=TextCurvature("inner")))
+
+
+def test_an_adapter_that_does_not_run_is_refused():
+    model = Tiny()
+    model.lora_spare = nn.Linear(WIDTH, 2).double()
+    refused("layers that run, got lora_spare", from_causal_lm, model, DOCUMENTS, curvature=TextCurvature("adapters"))
+
+
 def test_half_precision_changes_the_steps_by_its_rounding_alone():
     model = Tiny()
     with torch.no_grad():
@@ -260,15 +297,31 @@ def test_half_precision_changes_the_steps_by_its_rounding_alone():
 def test_the_model_is_left_as_it_was():
     model = Tiny()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    from_causal_lm(model, DOCUMENTS)
+    for through in ("head", "adapters"):
+        from_causal_lm(model, DOCUMENTS, curvature=TextCurvature(through))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(value.grad is None and not value.requires_grad for value in model.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_head_whose_outputs_the_model_changes_is_refused():
-    words = "curvature: expected a head whose outputs are the logits, got logits that differ .* curvature=None"
-    refused(words, from_causal_lm, Capped(), DOCUMENTS)
+@pytest.mark.parametrize(
+    ("model", "asked", "words"),
+    [
+        (Tiny(), {"through": "lora_C"}, "through: expected names of linear layers, got 'lora_C'; did you mean lora_"),
+        (
+            nn.Sequential(Tiny().embedding, nn.Linear(WIDTH, WORDS).double()),
+            {"through": "adapters"},
+            "adapters of LoRA",
+        ),
+        (
+            Capped(),
+            {},
+            "curvature: expected a head whose outputs are the logits, got logits that differ",
+        ),
+    ],
+)
+def test_what_has_no_gradients_is_refused(model, asked, words):
+    refused(words, partial(from_causal_lm, model, DOCUMENTS, curvature=TextCurvature(**asked)))
 
 
 @pytest.mark.parametrize(

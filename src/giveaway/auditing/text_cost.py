@@ -12,7 +12,7 @@ from giveaway.auditing.texts import audit_texts
 from giveaway.checks import free_memory
 from giveaway.extract.language_model_checks import check_dataset, checked_models
 from giveaway.extract.language_models import NUMBERS_AT_ONCE, from_causal_lm
-from giveaway.extract.text_gradients import MOST_ON_CPU, TextCurvature, output_head
+from giveaway.extract.text_gradients import MOST_ON_CPU, TextCurvature, linear_layers, output_head
 from giveaway.extract.torch_model import device_of
 from giveaway.text import human_seconds
 
@@ -64,11 +64,12 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
     held: float = torch.cuda.max_memory_allocated(place) if on_gpu else at_work
     tokens, curvature = round(len(texts.tokens) * share), options.get("curvature", TextCurvature())
     if curvature is not None:  # gradients of some parameters at a time, what the head was given, and their products
-        head, units = output_head(model), round(texts.n * share)
-        size = head.weight.numel()
+        head = curvature.through == "head"
+        layers: list[Any] = [output_head(model)] if head else list(linear_layers(model, curvature.through).values())
+        size, units = sum(layer.weight.numel() for layer in layers), round(texts.n * share)
         gradients, chosen = (1 + curvature.probes) * units, curvature.probes * min(units, curvature.documents)
         held += 3 * min(free_memory(place) // 6 if on_gpu else MOST_ON_CPU, 4 * gradients * size)
-        held += 20 * gradients * chosen + 12 * tokens * head.weight.shape[1]
+        held += 20 * gradients * chosen + (12 * tokens * layers[0].weight.shape[1] if head else 0)
         kind, times = (torch.bfloat16, 3) if on_gpu else (torch.float32, 1)
         operations = 2.0 * times * gradients * chosen * size
         seconds += operations / calibrate(place, kind, (TIMED, 1 << 16, TIMED)) / share

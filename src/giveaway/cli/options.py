@@ -31,7 +31,7 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "tokenizer": (str, "Of --lm: module:function or a folder, where the function or folder of --lm has none."),
     "max_length": (int, "Of --lm: how many tokens of a document count, as many as training took."),
     "continued": (str, "Of --lm: tokens of a beginning, and tokens that the model must give back after it, as 50,50."),
-    "through": (str, "Of --lm: what leverage and newton go through: head, or none, which leaves them out."),
+    "through": (str, "Of --lm: what leverage and newton go through: head, adapters, names of layers, or none of it."),
     "relatives": (bool, "Whether the model is asked about mirrored and shifted images too; by default it is."),
     "held_out": (str, "module:function, your data set of records that the model was not trained on."),
     "kernel": (str, "Add lood_kl and lood_mean, from a Gaussian process with this kernel: nngp, rbf, ..."),

@@ -149,8 +149,9 @@ def _from_lm(
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
     arguments = lm_arguments(options, say, device_named(options.get("device")))
-    through = check_choice("through", options.get("through", "head"), ("head", "none"))
-    arguments["curvature"] = None if through == "none" else TextCurvature()
+    through = options.get("through", "head")
+    named = through if through in ("head", "adapters") else [name.strip() for name in through.split(",")]
+    arguments["curvature"] = None if through == "none" else TextCurvature(named)
     if "continued" in options:
         arguments["continued"] = tuple(whole_numbers("continued", options["continued"], 2))
     groups = None if options.get("by") == "record" else names.get("groups")

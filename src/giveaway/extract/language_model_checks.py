@@ -1,6 +1,6 @@
 """What users of language models get wrong, each told in one line and before the work where it can be seen there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -98,3 +98,12 @@ def check_limit(length: int, limit: int | None, of: str, number: int) -> None:
     if limit is not None and length > limit:
         remedy = "cut them with max_length=, as training did, or split them into documents"
         raise fail("dataset", f"at most {limit} tokens a row, {of}", f"{length} in row {number}", remedy)
+
+
+def check_floating(layers: Iterable[Any]) -> None:
+    """Refuse layers that hold whole numbers, whose gradients there are none of."""
+    kinds = sorted({str(layer.weight.dtype) for layer in layers if not layer.weight.is_floating_point()})
+    if kinds:
+        got = f"{', '.join(kinds)}, as of a model in 8 or 4 bit"
+        remedy = 'name its adapters, TextCurvature(through="adapters"), or load it in bfloat16'
+        raise fail("curvature", "layers with floating-point weights", got, remedy)

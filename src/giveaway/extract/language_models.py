@@ -1,9 +1,10 @@
 """Read a language model: one pass over the documents that it was trained on, in evaluation mode, token by token."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 from giveaway.checks import as_tensor, check_whole, fail
 from giveaway.extract.language_model_checks import (
     check_dataset,
+    check_floating,
     check_lengths,
     check_limit,
     check_names_of,
@@ -21,7 +23,14 @@ from giveaway.extract.language_model_checks import (
     checked_models,
     unknown_row,
 )
-from giveaway.extract.text_gradients import HeadGradients, TextCurvature, output_head
+from giveaway.extract.text_gradients import (
+    HeadGradients,
+    LayerGradients,
+    TextCurvature,
+    TextGradients,
+    linear_layers,
+    output_head,
+)
 from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, logits_of
 from giveaway.records.texts import Texts
 from giveaway.text import progress_of
@@ -66,7 +75,7 @@ def from_causal_lm(
     plain, before = checked_models(model, base)
     rows = TokenRows(dataset, tokenizer, batch_size, max_length, plain)
     check_names_of(dataset, ids, groups)
-    gradients = None if curvature is None else HeadGradients(curvature, output_head(plain))
+    gradients = None if curvature is None else _gradients(plain, curvature, rows)
     parts = []
     watching = nullcontext() if gradients is None else gradients.watching()
     with progress_of(rows.total, enabled=progress, work="texts") as on_rows, watching:
@@ -123,6 +132,7 @@ class TokenRows:
         self.contents: list[str] | None = None
 
     def batches(self) -> Iterator[TokenBatch]:
+        self.documents, self.read, self.contents = 0, 0, None
         for given in self._given():
             batch = {name: values for name, values in given.items() if isinstance(values, torch.Tensor)}
             if "input_ids" not in batch or batch["input_ids"].ndim != 2:
@@ -218,13 +228,13 @@ def _padded(name: str, rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _ask(
-    model: nn.Module, base: nn.Module | None, batch: TokenBatch, gradients: HeadGradients | None
+    model: nn.Module, base: nn.Module | None, batch: TokenBatch, gradients: TextGradients | None
 ) -> list[torch.Tensor]:
     """Return document, token, and what the model and its base say, of every token of a batch that the loss counts."""
     encoded = is_encoder_decoder(model)
     documents, counted, where = _counted(batch, encoded)
     targets = batch.labels[counted]
-    logits = _logits(model, batch, encoded)[where]
+    logits = _logits_at(model, batch, encoded, where)
     columns = [documents[counted], targets, *_statistics(logits, targets)]
     if not bool((there := torch.isfinite(columns[2]).cpu()).all()):
         remedy = "look at it, or load the model in float32 or bfloat16: float16 overflows"
@@ -251,6 +261,28 @@ def _counted(batch: TokenBatch, encoded: bool) -> tuple[torch.Tensor, torch.Tens
     counted = torch.zeros_like(labels, dtype=torch.bool)  # the first token of a document is predicted from none of it
     counted[:, 1:] = (labels[:, 1:] != IGNORED) & (documents[:, 1:] == documents[:, :-1])
     return documents, counted, counted.roll(-1, 1)
+
+
+def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> TextGradients:
+    """Return what takes the gradients of texts; those through layers inside the model read the rows again."""
+    if curvature.through == "head":
+        head = output_head(model)
+        check_floating([head])
+        return HeadGradients(curvature, head)
+    layers = linear_layers(model, curvature.through)
+    check_floating(layers.values())
+    encoded = is_encoder_decoder(model)
+
+    def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]:
+        for batch in rows.batches():
+            documents, counted, where = _counted(batch, encoded)
+            yield documents, partial(_logits_at, model, batch, encoded, where), batch.labels[counted]
+
+    return LayerGradients(curvature, layers, batches)
+
+
+def _logits_at(model: nn.Module, batch: TokenBatch, encoded: bool, where: torch.Tensor) -> torch.Tensor:
+    return _logits(model, batch, encoded)[where]
 
 
 def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
