@@ -79,7 +79,7 @@ def scaling_of(sample: torch.Tensor, *, standardize: bool, shares: Sequence[tupl
 
 
 def triangle(rows: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Walk over the distances between rows (n, d) by blocks of rows: each block's own, (b, n − start), from its first."""
+    """Walk over distances between rows (n, d) by blocks of rows: each block's own, (b, n − start), from its first."""
     norms = rows.square().sum(1)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         place = slice(start, min(start + ROWS_AT_ONCE, len(rows)))
