@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.reproduce.lood.activations import SETTINGS, activation_study, critical_variances, study_kernel
+from benchmarks.reproduce.lood.bounds import distance_to_constant
 from benchmarks.reproduce.lood.normalized import Normalized, gaussian_kl, remove_normalized
 from benchmarks.reproduce.lood.toys import steepest_point, steepness
 from hypothesis import given, settings
@@ -16,7 +17,6 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from giveaway.gp.activations import ACTIVATIONS
-from giveaway.gp.attack import distance_to_constant
 from giveaway.gp.distinguishability import mean_distance, remove
 from giveaway.gp.kernels import RBF, Linear, Sphere, kernel_matrix
 from giveaway.gp.nngp import NNGP
