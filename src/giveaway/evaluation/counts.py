@@ -50,11 +50,6 @@ class DefensibleCount:
     judged: np.ndarray
     by_success: int
 
-    @property
-    def gated(self) -> int:
-        """The number that a gate holds against its limit: never less than LiRA's own success says."""
-        return max(self.at_least, self.by_success)
-
     def __str__(self) -> str:
         return (
             f"at least {self.at_least} of {self.records} records ({self.at_least / self.records:.1%}) have an effect "

@@ -8,6 +8,5 @@ from giveaway.theory.tradeoff import (
     best_success,
     epsilon_lower_bound,
     estimated_epsilon,
-    gaussian,
     two_normals,
 )

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betaincinv, expit, ndtr, ndtri, owens_t
+from scipy.special import betaincinv, expit, owens_t
 
 from giveaway.checks import fail
 from giveaway.theory.balls import Pair, ball_probability, dilated_ball, in_blocks
@@ -76,21 +76,6 @@ class TradeOff:
             alpha = alphas[start : start + each]
             total += (self.errors(alpha)[0] * alpha * (1 - alpha)).sum(axis=0) * step
         return np.clip(total, 0.5, 1.0)[()]
-
-
-def gaussian(mu: ArrayLike) -> TradeOff:
-    """Return G_μ(α) = Φ(Φ⁻¹(1 − α) − μ), the curve of N(0, 1) against N(μ, 1).
-
-    >>> gaussian(1.0).tpr(0.05).round(4)
-    np.float64(0.2595)
-    """
-    shift = in_range("mu", mu, 0, np.inf, "give a separation such as 1")
-
-    def errors(alpha: np.ndarray) -> Pair:
-        at = ndtri(alpha) + shift
-        return ndtr(at), ndtr(-at)
-
-    return TradeOff(errors, shift.shape, ndtr(shift / np.sqrt(2)))
 
 
 def two_normals(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike, *, outputs: int = 1) -> TradeOff:
