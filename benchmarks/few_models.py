@@ -88,7 +88,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             recall = recall_at(made.effect_size, truth, 0.05, 0.05)
             found[column, chosen.models].append([recall, made.worth, *coverage(made, others)])
     better = alone[:, range(len(sizes)), alone.mean(0).argmax(1)]
-    curve = ShadowCurve(tuple(sizes), better.mean(0), np.zeros(len(sizes)))
+    curve = ShadowCurve(tuple(sizes), better.mean(0))
     lines = {}
     for (column, size), rows in found.items():
         recall, worth, *covered = np.array(rows).T

@@ -31,8 +31,9 @@ from benchmarks.reproduce.lood.activations import SETTINGS, activation_study
 from benchmarks.reproduce.lood.attacks import added_alone
 from benchmarks.reproduce.lood.measures import ends, spread
 from benchmarks.reproduce.lood.query_attack import query_attack
+from benchmarks.reproduce.lood.reconstruction import reconstruct
 from giveaway.evaluation import spearman
-from giveaway.gp.attack import reconstruct, record_attack
+from giveaway.gp.attack import record_attack
 from giveaway.gp.distinguishability import RemovedRecords, divergence, divergence_at, remove
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP

@@ -255,7 +255,7 @@ def test_success_of_each_record_at_a_false_positive_rate():
 
 
 def test_worth_is_interpolated_in_the_logarithm():
-    curve = ShadowCurve((2, 4, 8), np.array([0.4, 0.6, 0.8]), np.zeros(3))
+    curve = ShadowCurve((2, 4, 8), np.array([0.4, 0.6, 0.8]))
     assert curve.worth(0.5) == pytest.approx(np.sqrt(8))
     assert curve.worth(0.6) == 4
     assert (curve.worth(0.3), curve.worth(0.9)) == (0.0, float("inf"))

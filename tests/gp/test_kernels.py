@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from benchmarks.reproduce.lood.activations import Correlation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
@@ -15,11 +16,10 @@ from scipy.spatial.distance import cdist, pdist
 from giveaway.gp import kernels, nngp
 from giveaway.gp.kernels import (
     RBF,
-    Correlation,
-    FeatureKernel,
     Kernel,
     Laplace,
     Linear,
+    Mapped,
     Sphere,
     diagonal_of,
     kernel_matrix,
@@ -49,11 +49,6 @@ FORMULAS = [
     (Correlation(plain), lambda a, b: (1 + a @ b) ** 2 / ((1 + a @ a) * (1 + b @ b))),
     (Sphere(Linear()), lambda a, b: len(a) * a @ b / math.sqrt((a @ a) * (b @ b))),
     (Sphere(Linear(), centre=True), lambda a, b: len(a) * np.corrcoef(a, b)[0, 1]),
-    (FeatureKernel(lambda X: X.flatten(1).square()), lambda a, b: (a * a) @ (b * b)),
-    (
-        FeatureKernel(lambda X: X.flatten(1)[:, :2], RBF(2.0)),
-        lambda a, b: math.exp(-((a - b)[:2] ** 2).sum() / 8.0),
-    ),
 ]
 
 
@@ -91,12 +86,15 @@ def test_a_symmetric_matrix_evaluates_lower_blocks_only_and_maps_a_record_once(m
         assert not torch.is_grad_enabled()
         return X @ Z.T
 
-    def features(X):
-        mapped.append(len(X))
-        return X
+    class Noted(Mapped):
+        kernel = staticmethod(counted)
+
+        def map(self, X):
+            mapped.append(len(X))
+            return X
 
     x = draw(10, 3).requires_grad_()
-    matrix = kernel_matrix(FeatureKernel(features, counted), x)
+    matrix = kernel_matrix(Noted(), x)
     assert sum(rows * columns for rows, columns in calls) == 16 + 16 + 4 + 16 + 8 + 8
     assert sum(mapped) == 10
     assert not matrix.requires_grad
@@ -134,18 +132,6 @@ def test_records_of_zeros_stay_zero():
         assert torch.isfinite(torch.autograd.grad(value.sum(), x)[0]).all()
 
 
-def test_a_module_keeps_its_mode_and_its_parameters_their_gradients():
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3), torch.nn.Tanh()).double().train()
-    x = draw(5, 2, 3)
-    kernel = FeatureKernel(module, RBF())
-    with torch.no_grad():
-        expected = RBF()(module(x), module(x))
-    torch.testing.assert_close(kernel_matrix(kernel, x), expected)
-    assert module.training
-    kernel(x, x[:1]).sum().backward()
-    assert module[1].weight.grad.abs().max() > 0
-
-
 def test_integers_and_arrays_become_float64():
     x = np.arange(12).reshape(4, 3)
     matrix = kernel_matrix(Linear(), x)
@@ -162,7 +148,6 @@ def test_words_of_errors():
     refused("weight_variance: expected a finite number of at least 0, got -1", NNGP, 1, weight_variance=-1)
     refused("Z: expected records of 4 numbers, as X has, got 2", RBF(), x, x[:, :2])
     refused(r"X: expected records as \(n, \.\.\.\)", Linear(), x[0], x)
-    refused(r"features: expected one row of features a record, shape \(3, p\)", FeatureKernel(lambda X: X[:, 0]), x, x)
     with pytest.raises(TypeError):
         Kernel()
 

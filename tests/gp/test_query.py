@@ -9,7 +9,7 @@ from giveaway.gp.distinguishability import divergence_at, remove
 from giveaway.gp.kernels import RBF, Linear, Sphere
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
-from giveaway.gp.query import HISTORY, SearchSpace, _History, maximize, optimal_queries
+from giveaway.gp.query import HISTORY, SearchSpace, _quasi_newton, maximize, optimal_queries
 from tests.conftest import refused
 from tests.gp.test_posterior import draw
 
@@ -212,14 +212,13 @@ def test_the_direction_is_that_of_dense_bfgs_over_the_free_coordinates(held):
     d, pairs, problems = 5, HISTORY + 3, 2
     root = draw(problems, d, d)
     curvature = root @ root.mT + torch.eye(d)
-    history, kept = _History(torch.zeros(problems, d, dtype=torch.float64)), []
+    kept = []
     for k in range(pairs):
         step = draw(problems, d, seed=k + 1)
         kept.append((step, (curvature @ step.unsqueeze(2))[..., 0]))
-        history.add(torch.arange(problems), *kept[-1])
     inward = draw(problems, d, seed=99)
     inward[:, held] = 0.0
-    found, known = history.direction(torch.arange(problems), inward)
+    found, known = _quasi_newton(*(torch.stack(each[-HISTORY:], 1) for each in zip(*kept, strict=True)), inward)
     free = [i for i in range(d) if i not in held]
     for p in range(problems):
         recent = [(s[p, free], y[p, free]) for s, y in kept[-HISTORY:] if float(s[p, free] @ y[p, free]) > 0]

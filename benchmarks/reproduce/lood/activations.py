@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.reproduce.lood.bounds import distance_to_constant
 from giveaway.checks import check_choice, fail
-from giveaway.gp.activations import Activation, as_activation
-from giveaway.gp.attack import distance_to_constant
+from giveaway.gp.activations import Activation, as_activation, inverse_root
 from giveaway.gp.distinguishability import divergence
-from giveaway.gp.kernels import Correlation, FeatureKernel, Kernel, Linear, Sphere, kernel_matrix
+from giveaway.gp.kernels import Kernel, KernelLike, Linear, Mapped, Sphere, diagonal_of, kernel_matrix
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import kernel_regression
 
@@ -100,11 +100,35 @@ def study_kernel(setting: str, depth: int, activation: str | Activation) -> Kern
     check_choice("setting", setting, SETTINGS)
     if setting == "critical":  # records on the sphere where K⁰(x, x) = 1 too, which the later layers keep
         weight, bias = critical_variances(activation)
-        radius, sphere = math.sqrt((1.0 - bias) / weight), Sphere(Linear(), centre=True)
         unit = _UnitNNGP(depth, activation, weight_variance=weight, bias_variance=bias)
-        return FeatureKernel(lambda X: radius * sphere.map(X.flatten(1)), unit)
+        return _OnSphere(unit, math.sqrt((1.0 - bias) / weight))
     raw = NNGP(depth, activation, weight_variance=2.0)
     return raw if setting == "raw" else Sphere(Correlation(raw), centre=True)
+
+
+class Correlation(Kernel):
+    """K(x, z) / √(K(x, x) K(z, z)); 0 where a record has K(x, x) = 0."""
+
+    def __init__(self, kernel: KernelLike) -> None:
+        self.kernel = kernel
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        left, right = (inverse_root(diagonal_of(self.kernel, records)) for records in (X, Z))
+        return self.kernel(X, Z) * left[:, None] * right
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        variance = diagonal_of(self.kernel, X)
+        return variance * inverse_root(variance).square()
+
+
+class _OnSphere(Mapped):
+    """The kernel of records centred and put on the sphere ‖x‖² = radius²·d."""
+
+    def __init__(self, kernel: KernelLike, radius: float) -> None:
+        self.kernel, self.radius = kernel, radius
+
+    def map(self, X: torch.Tensor) -> torch.Tensor:
+        return self.radius * Sphere(Linear(), centre=True).map(X.flatten(1))
 
 
 class _UnitNNGP(NNGP):

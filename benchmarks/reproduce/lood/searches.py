@@ -16,7 +16,7 @@ from benchmarks.reproduce.lood.measures import NOISE, ends, spread
 from benchmarks.reproduce.lood.networks import CENTRE, SCALE, cars_and_planes, chosen_records, ten_classes
 from benchmarks.reproduce.lood.normalized import remove_normalized
 from benchmarks.reproduce.lood.query_attack import query_attack
-from giveaway.gp.attack import reconstruct
+from benchmarks.reproduce.lood.reconstruction import reconstruct
 from giveaway.gp.distinguishability import remove
 from giveaway.gp.nngp import NNGP, ConvNNGP
 from giveaway.gp.posterior import fit

@@ -44,7 +44,7 @@ for command in (audit, demo, theory, trace, canaries, weights, mitigate, compare
 )
 @click.option("--length", type=float, help="Length scale of rbf or laplace; default the median distance.")
 @click.option("--depth", type=int, help="Hidden layers of a network kernel; default 3.")
-@click.option("--activation", help="Activation of a network kernel: relu, leaky_relu, erf, gelu, elu, tanh, identity.")
+@click.option("--activation", help="Activation of a network kernel: relu, leaky_relu, erf, gelu, tanh, identity.")
 @click.option("--weight-variance", type=float, help="Weight variance of a network or linear kernel.")
 @click.option("--bias-variance", type=float, help="Bias variance of a network or linear kernel.")
 @click.option("--filter-size", type=int, help="Filter size of a convolutional kernel; default 3.")

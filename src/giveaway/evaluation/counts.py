@@ -24,6 +24,9 @@ SKEWNESS = np.array([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0])
 TAILS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])  # 1 / degrees of freedom of the random scale
 FOR_MOMENTS = 200_000  # numbers drawn for each cell of the table of shapes
 
+Coins = tuple[np.ndarray, np.ndarray]  # pairs (k, 1): the chance of tails with the record, and of heads without it
+Shape = tuple[float, float]  # the skewness of a distribution, and its tails: 0, or 1/ν for a scale of Student's t
+
 
 @dataclass(frozen=True)
 class DefensibleCount:
@@ -46,11 +49,6 @@ class DefensibleCount:
     confidence: float
     judged: np.ndarray
     by_success: int
-
-    @property
-    def gated(self) -> int:
-        """The number that a gate holds against its limit: never less than LiRA's own success says."""
-        return max(self.at_least, self.by_success)
 
     def __str__(self) -> str:
         return (
@@ -81,7 +79,7 @@ def defensible_count(
     p_values, flagged = np.ones(len(coins)), np.zeros(len(coins), dtype=bool)
     most = power = 0.0
     if coins.any():
-        p_values[coins] = Coins.at_effect(effect).p_values(sides.count[:, coins], sides.high[:, coins])
+        p_values[coins] = coin_p_values(coins_of_effect(effect), sides.count[:, coins], sides.high[:, coins])
         small = np.where(p_values < 1, p_values, np.inf)[coins]
         possible = max(int(np.isfinite(small).sum()), 1)
         flagged[coins], threshold = benjamini_hochberg(small, false_discovery, possible)
@@ -96,7 +94,7 @@ def defensible_count(
         flagged[others], threshold = benjamini_hochberg(small, false_discovery, near)
         most += chi2.isf((1 - confidence) / 2, 2 * between + 2) / 2 / (TO - FROM)
         power += others.mean() * boundary.power(min(threshold, FROM))
-    by_success = np.sort(Coins.at_success(norm.cdf(effect / 2)).p_values(sides.count, sides.called))
+    by_success = np.sort(coin_p_values(coins_of_success(norm.cdf(effect / 2)), sides.count, sides.called))
     above = benjamini_hochberg(by_success, false_discovery, len(by_success))[0]
     shown = np.zeros(models.records, dtype=bool)
     shown[judged] = flagged
@@ -233,17 +231,17 @@ def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
         models = np.arange(count[side].max())[:, None] < count[side]
         phi = np.empty(models.shape)
         for shape, some in ((low, ~skewed[side]), (high, skewed[side])):
-            phi[:, some] = shape.draw((len(phi), int(some.sum())), generator)
+            phi[:, some] = _drawn(shape, (len(phi), int(some.sum())), generator)
         of_side = moments((phi * np.sqrt(true[side]))[:, :, None], models)
         mean[side] = of_side.mean[:, 0]
         variance[side] = of_side.variance[:, 0] * count[side] / (count[side] - 1)
     return Boundary(effect, count, variance, mean[0] - mean[1], np.sqrt(true.mean(axis=0)))
 
 
-def _shapes(sides: Sides, side: int) -> "tuple[Shape, Shape, float]":
+def _shapes(sides: Sides, side: int) -> tuple[Shape, Shape, float]:
     varied = (sides.variance[side] > 0) & ~sides.two_valued
     if not varied.any():
-        return Shape(0.0, 0.0), Shape(0.0, 0.0), 0.0
+        return (0.0, 0.0), (0.0, 0.0), 0.0
     typical = round(float(sides.count[side, varied].mean()))
     return pooled_shapes(sides.skewness[side, varied], sides.kurtosis[side, varied], typical)
 
@@ -256,40 +254,34 @@ def _more_skewed(sides: Sides, between: float, size: int, generator: np.random.G
     return np.stack([inside, inside == (generator.random(size) < 0.5 * (1 + np.clip(together, -1, 1)))])
 
 
-@dataclass(frozen=True)
-class Coins:
-    """Pairs of coins at a boundary (k, 1): chance of tails with the record, and of heads without it."""
+def coins_of_effect(effect: float) -> Coins:
+    """Return pairs whose effect size is `effect`: (1 − q − r)² = effect²/2·(q(1 − q) + r(1 − r)), solved for r."""
+    half = effect**2 / 2
+    q = np.linspace(0.0, 1 / (1 + half), PAIRS)[:, None]
+    linear, constant = 2 * (1 - q) + half, (1 - q) * (1 - q - half * q)
+    root = np.sqrt(np.maximum(linear**2 - 4 * (1 + half) * constant, 0.0))
+    return q, np.clip((linear - root) / (2 + 2 * half), 0.0, 1.0)
 
-    tails_in: np.ndarray
-    heads_out: np.ndarray
 
-    @classmethod
-    def at_effect(cls, effect: float) -> "Coins":
-        """Pairs whose effect size is `effect`: (1 − q − r)² = effect²/2·(q(1 − q) + r(1 − r)), solved for r."""
-        half = effect**2 / 2
-        q = np.linspace(0.0, 1 / (1 + half), PAIRS)[:, None]
-        linear, constant = 2 * (1 - q) + half, (1 - q) * (1 - q - half * q)
-        root = np.sqrt(np.maximum(linear**2 - 4 * (1 + half) * constant, 0.0))
-        return cls(q, np.clip((linear - root) / (2 + 2 * half), 0.0, 1.0))
+def coins_of_success(success: float) -> Coins:
+    """Return pairs that tell with from without with this balanced success."""
+    q = np.linspace(0.0, 2 - 2 * success, PAIRS)[:, None]
+    return q, q[::-1]
 
-    @classmethod
-    def at_success(cls, success: float) -> "Coins":
-        """Pairs that tell with from without with this balanced success."""
-        q = np.linspace(0.0, 2 - 2 * success, PAIRS)[:, None]
-        return cls(q, q[::-1])
 
-    def p_values(self, count: np.ndarray, heads: np.ndarray) -> np.ndarray:
-        """Test records with so many heads of `count` models (2, n).
+def coin_p_values(coins: Coins, count: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """Test records with so many heads of `count` models (2, n) against coins at a boundary.
 
-        With u = Pr[as many heads or more with] and v = Pr[as many or fewer without], a product uv as small has the
-        probability uv·(1 − ln uv), and uv where nothing could be smaller; the pair that makes it largest counts.
-        """
-        cases, place = np.unique(np.concatenate([count, heads]), axis=1, return_inverse=True)
-        n_in, n_out, heads_in, heads_out = cases
-        both = binom.sf(heads_in - 1, n_in, 1 - self.tails_in) * binom.cdf(heads_out, n_out, self.heads_out)
-        both = np.clip(both.max(axis=0), TINY, 1.0)
-        apart = (heads_in == n_in) & (heads_out == 0)
-        return np.where(apart, both, both * (1 - np.log(both)))[place.reshape(-1)]
+    With u = Pr[as many heads or more with] and v = Pr[as many or fewer without], a product uv as small has the
+    probability uv·(1 − ln uv), and uv where nothing could be smaller; the pair that makes it largest counts.
+    """
+    tails_in, heads_out = coins
+    cases, place = np.unique(np.concatenate([count, heads]), axis=1, return_inverse=True)
+    n_in, n_out, heads_with, heads_without = cases
+    both = binom.sf(heads_with - 1, n_in, 1 - tails_in) * binom.cdf(heads_without, n_out, heads_out)
+    both = np.clip(both.max(axis=0), TINY, 1.0)
+    apart = (heads_with == n_in) & (heads_without == 0)
+    return np.where(apart, both, both * (1 - np.log(both)))[place.reshape(-1)]
 
 
 def coin_power(count: np.ndarray, effect: float, threshold: float, *, seed: int = 0) -> float:
@@ -298,7 +290,7 @@ def coin_power(count: np.ndarray, effect: float, threshold: float, *, seed: int 
     heads = 0.5 * (1 + effect / np.hypot(effect, 1.0))
     picked = count[:, generator.integers(0, count.shape[1], FEWEST)].astype(int)
     drawn = generator.binomial(picked, [[heads], [1 - heads]])
-    return float((Coins.at_effect(effect).p_values(picked, drawn) <= threshold).mean())
+    return float((coin_p_values(coins_of_effect(effect), picked, drawn) <= threshold).mean())
 
 
 def _ratios(count: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -327,16 +319,11 @@ def _reading(drawn: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
     return np.where(quantiles > knots[-1], beyond, np.interp(quantiles, knots, known))
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A distribution of mean 0 and variance 1; `tails` is 0 for a fixed scale, 1/ν for that of Student's t."""
-
-    skewness: float
-    tails: float
-
-    def draw(self, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-        values = _skewed(abs(self.skewness), size, generator) * _scales(self.tails, size, generator)
-        return values if self.skewness >= 0 else -values
+def _drawn(shape: Shape, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    """Draw from the distribution of mean 0 and variance 1 that has this shape."""
+    skewness, tails = shape
+    values = _skewed(abs(skewness), size, generator) * _scales(tails, size, generator)
+    return values if skewness >= 0 else -values
 
 
 def pooled_shapes(skewness: np.ndarray, kurtosis: np.ndarray, size: int) -> tuple[Shape, Shape, float]:
@@ -352,7 +339,7 @@ def pooled_shapes(skewness: np.ndarray, kurtosis: np.ndarray, size: int) -> tupl
         low, high = (float(np.copysign(np.interp(abs(end), means, SKEWNESS), end)) for end in ends)
         along = [0.5 * sum(_interpolated(table[:, :, 1], end, at) for end in (low, high)) for at in TAILS]
         tails = float(np.interp(kurtosis.mean(), np.maximum.accumulate(along), TAILS))
-    return Shape(low, tails), Shape(high, tails), between
+    return (low, tails), (high, tails), between
 
 
 def _interpolated(table: np.ndarray, skewness: float, tails: float) -> float:

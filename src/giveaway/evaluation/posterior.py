@@ -212,5 +212,5 @@ def _worth(
             for kind, order in enumerate((measured, measured / deviation)):
                 ranked = np.where((count > 0).all(0), order, -np.inf)
                 recalls[draw, place, kind] = recall_at(ranked, truth, TOP, TOP)
-    curve = ShadowCurve(SIZES, recalls.mean(0).max(1), np.zeros(len(SIZES)))
+    curve = ShadowCurve(SIZES, recalls.mean(0).max(1))
     return curve.worth(float(np.mean(own)))

@@ -150,11 +150,10 @@ def _figures(false_positives: np.ndarray, true_positives: np.ndarray, rates: Seq
 
 @dataclass(frozen=True)
 class ShadowCurve:
-    """The mean recall of LiRA with each number of shadow models, and its standard error over the draws."""
+    """The mean recall of LiRA with each number of shadow models."""
 
     sizes: tuple[int, ...]
     recall: np.ndarray
-    error: np.ndarray
 
     def worth(self, recall: float) -> float:
         """Return the number of shadow models at which LiRA reaches `recall`, interpolated in its logarithm.
@@ -194,10 +193,7 @@ def shadow_curve(
             chosen = models.of_models(np.sort(order[truth_models : truth_models + size]))
             for variance, scores in enumerate(_rankings(chosen)):
                 recalls[draw, place, variance] = recall_at(scores, truth, top, keep)
-    better = recalls.mean(axis=0).argmax(axis=1)
-    each = recalls[:, np.arange(len(sizes)), better]
-    error = each.std(axis=0, ddof=1) / np.sqrt(draws) if draws > 1 else np.zeros(len(sizes))
-    return ShadowCurve(tuple(sizes), each.mean(axis=0), error)
+    return ShadowCurve(tuple(sizes), recalls.mean(axis=0).max(axis=1))
 
 
 def _rankings(models: Signals) -> np.ndarray:

@@ -13,11 +13,6 @@ from torch.autograd.function import once_differentiable
 from giveaway.checks import check_number, fail
 
 TANH_NODES = 20
-# Gauss–Legendre on [0, 1] in t, where x = t²(3 − 2t): twice as dense at the ends, where ELU's integrand turns
-ELU_NODES = [
-    ((t + 1) ** 2 * (2 - t) / 4, 3 * w * (1 - t * t) / 4)
-    for t, w in np.stack(np.polynomial.legendre.leggauss(48), 1).tolist()
-]
 
 Order = tuple[int, int]
 
@@ -152,45 +147,6 @@ class _Gelu(Activation):
         return (qx * qz * d).addcmul_(c, c).div_(p * root).add_(angle).div_(math.tau)
 
 
-class _Elu(Activation):
-    """x for x > 0, eˣ − 1 below; errors below 1e-11 for variances up to 100, 1e-8 at 1,000."""
-
-    name = "elu"
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.elu(x)
-
-    def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        a, b, c = square_root(qx), square_root(qz), within_bounds(qx, qz, c)
-        gap, corner = a * b - c, _tail(a + b) / 2  # R − c ≥ 0, and M(R)
-        span = math.pi / 2 - torch.atan2(c, square_root(qx * qz - c * c))
-        integral = self._integral(order, a, b, span)
-        if order == (0, 0):
-            at_one = a * b / 2 + corner + (1.0 - _tail(a) - _tail(b)) / 2
-            return at_one - gap * (0.5 + corner) + corner * (gap + torch.expm1(-gap)) + integral
-        value = corner * torch.exp(-gap) + integral
-        return 0.5 + value if order == (1, 1) else value - _tail(a) / 2
-
-    @staticmethod
-    def _integral(order: Order, a: Tensor, b: Tensor, span: Tensor) -> Tensor:
-        """Integrate over θ from the angle of c, π/2 − span, to π/2; y is r − c."""
-        total = torch.zeros_like(span)
-        half = math.sqrt(math.pi / 2)
-        for node, weight in ELU_NODES:
-            from_end = span * node  # π/2 − θ: sin and cos of θ stay exact near correlation 1
-            cosine = torch.sin(from_end)
-            # sin θ − sin θ_c as a product, without cancellation
-            y = a * b * (2.0 * torch.sin((span - from_end) / 2) * torch.sin((span + from_end) / 2))
-            wide = half * b * cosine
-            gx, gz = half * a * cosine * _tail(a * cosine), wide * _tail(b * cosine)
-            decay = torch.expm1(-y)
-            integrand = (gx + gz - 1.0) * (y + decay if order[1] == 0 else decay)
-            if order == (2, 0):
-                integrand = integrand + wide + gz * (1.0 - y)
-            total = total + weight * integrand
-        return total * span / math.tau
-
-
 def _tanh() -> Activation:
     """Write tanh as a mixture of erf's: tanh(x) = E[erf(x/(√2 k))], k of Kolmogorov's distribution, since the logistic
     distribution is a normal one of random scale k. The density of log k falls off faster than any exponential on both
@@ -216,7 +172,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "leaky_relu": leaky_relu(),
     "erf": _ErfMixture("erf", torch.erf, [1.0], [1.0]),
     "gelu": _Gelu(),
-    "elu": _Elu(),
     "tanh": _tanh(),
     "identity": _Rectifier(1.0, "identity"),
 }
@@ -253,8 +208,3 @@ def within_bounds(qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
     """Cut c to ±√(qx qz), broadcast."""
     bound = (qx * qz).sqrt()
     return torch.minimum(torch.maximum(c, -bound), bound)
-
-
-def _tail(y: Tensor) -> Tensor:
-    """Return 2 E[exp(y g); g < 0] for standard normal g and y ≥ 0."""
-    return torch.special.erfcx(y / math.sqrt(2.0))

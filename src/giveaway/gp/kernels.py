@@ -81,21 +81,6 @@ class Linear(Kernel):
         return self.weight_variance * X.flatten(1).square().sum(1) + self.bias_variance
 
 
-class Correlation(Kernel):
-    """K(x, z) / √(K(x, x) K(z, z)); 0 where a record has K(x, x) = 0."""
-
-    def __init__(self, kernel: KernelLike) -> None:
-        self.kernel = kernel
-
-    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        left, right = (inverse_root(diagonal_of(self.kernel, records)) for records in (X, Z))
-        return self.kernel(X, Z) * left[:, None] * right
-
-    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        variance = diagonal_of(self.kernel, X)
-        return variance * inverse_root(variance).square()
-
-
 class Mapped(Kernel):
     """kernel(map(X), map(Z)) for a map that treats every record by itself."""
 
@@ -125,21 +110,6 @@ class Sphere(Mapped):
         if self.centre:
             x = x - x.mean(1, keepdim=True)
         return (x * inverse_root(x.square().mean(1, keepdim=True))).reshape(X.shape)
-
-
-class FeatureKernel(Mapped):
-    """kernel(features(X), features(Z)) for features X -> (n, p), such as a module in the mode it is in."""
-
-    def __init__(self, features: Callable[[torch.Tensor], torch.Tensor], kernel: KernelLike | None = None) -> None:
-        self.features = features
-        self.kernel = Linear() if kernel is None else kernel
-
-    def map(self, X: torch.Tensor) -> torch.Tensor:
-        features = self.features(X)
-        if features.ndim != 2 or len(features) != len(X):
-            expected = f"one row of features a record, shape ({len(X)}, p)"
-            raise fail("features", expected, f"shape {tuple(features.shape)}", "flatten what the callable returns")
-        return features
 
 
 def diagonal_of(kernel: KernelLike, X: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ def optimal_queries(
         return removal.measure(objective, problems // each, points).log()
 
     numbers = len(removal.inputs) * (2 * KEPT_FOR_GRADIENT * count + 4 * removal.rows.shape[1])
-    together = max(1, MEMORY // (8 * (numbers + (2 * HISTORY + 16) * start.shape[2:].numel())))
+    together = max(1, MEMORY // (8 * (numbers + (6 * HISTORY + 16) * start.shape[2:].numel())))
     ascent = maximize(climb, start.flatten(0, 1), space, steps=steps, tolerance=tolerance, together=together)
     ends, values, converged = (part.unflatten(0, (removals, each)) for part in ascent)
     best = values.nan_to_num(nan=-1.0).argmax(1)
@@ -167,13 +167,13 @@ def _lbfgs(climb: Climb, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor,
     everyone = torch.arange(problems, device=x.device)
     value, slope, good = _evaluate(climb, everyone, x)
     value = torch.where(good, value, math.nan)
-    history = _History(x)
+    taken, bends = (x.new_zeros(problems, HISTORY, numbers) for _ in range(2))
     length = x.new_full((problems,), FIRST_STEP * reach)
     direction, share = torch.zeros_like(x), x.new_ones(problems)
 
     def aim(which: torch.Tensor) -> None:
         inward = _inward(x[which], slope[which], low, high)
-        towards, known = history.direction(which, inward)
+        towards, known = _quasi_newton(taken[which], bends[which], inward)
         norm = inward.norm(dim=1)
         known &= (towards * inward).sum(1) > CURVATURE * norm * towards.norm(dim=1)
         steepest = inward * (length[which] / norm.clamp_min(TINY))[:, None]
@@ -198,7 +198,10 @@ def _lbfgs(climb: Climb, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor,
         accepted = good & (gained >= ARMIJO * promised - slack) & (promised > 0)
 
         on, off = active[accepted], active[~accepted]
-        history.add(on, move[accepted], slope[on] - new_slope[accepted])
+        step, bend = move[accepted], slope[on] - new_slope[accepted]
+        told = (step * bend).sum(1) > CURVATURE * step.norm(dim=1) * bend.norm(dim=1)
+        for pairs, new in ((taken, step), (bends, bend)):
+            pairs[on[told]] = torch.cat([pairs[on[told], 1:], new[told].unsqueeze(1)], 1)
         grown = torch.where(share[on] == 1.0, 2.0 * length[on], share[on] * length[on])
         length[on] = grown.clamp(SHORTEST, reach)
         x[on], value[on], slope[on] = trial[accepted], found[accepted], new_slope[accepted]
@@ -210,53 +213,32 @@ def _lbfgs(climb: Climb, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor,
         share[off] *= torch.where(good[~accepted], parabola.nan_to_num(nan=0.5), 0.1).clamp(0.1, 0.5)
         length[off] = (length[off] / 2).clamp_min(SHORTEST)
         spent = share[off] < SHORTEST
-        again = off[spent & (history.count[off] > 0)]
-        history.count[again] = 0
+        again = off[spent & taken[off, -1].any(1)]
+        taken[again] = 0.0
         aim(again)
         active = torch.cat([on, off[~spent], again]).sort().values
     return x, value, value.isfinite() & still(everyone)
 
 
-class _History:
-    """The last HISTORY pairs of each problem: `steps` s and `bends` y = −(change of gradient), both (P, HISTORY, D)."""
+def _quasi_newton(steps: torch.Tensor, bends: torch.Tensor, inward: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inverse curvature times `inward` (p, D), where that is not 0, and where any curvature is known.
 
-    def __init__(self, x: torch.Tensor) -> None:
-        self.steps = x.new_zeros(len(x), HISTORY, x.shape[1])
-        self.bends = torch.zeros_like(self.steps)
-        self.count = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-
-    def add(self, which: torch.Tensor, step: torch.Tensor, bend: torch.Tensor) -> None:
-        kept = (step * bend).sum(1) > CURVATURE * step.norm(dim=1) * bend.norm(dim=1)
-        which = which[kept]
-        slot = self.count[which] % HISTORY
-        self.steps[which, slot], self.bends[which, slot] = step[kept], bend[kept]
-        self.count[which] += 1
-
-    def direction(self, which: torch.Tensor, inward: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inverse curvature times `inward` (p, D), where that is not 0, and where any is known."""
-        free, d = inward != 0, inward.clone()
-        known = torch.zeros(len(which), dtype=torch.bool, device=d.device)
-        scale = d.new_ones(len(which))
-        held = []
-        for back in range(1, HISTORY + 1):
-            there = self.count[which] >= back
-            if not bool(there.any()):
-                break
-            slot = (self.count[which] - back) % HISTORY
-            step, bend = self.steps[which, slot] * free, self.bends[which, slot] * free
-            product, size = (step * bend).sum(1), bend.square().sum(1)
-            usable = there & (product > CURVATURE * step.norm(dim=1) * size.sqrt())
-            inverse = torch.where(usable, 1.0 / product, 0.0)
-            scale = torch.where(usable & ~known, product / size, scale)
-            known |= usable
-            weight = inverse * (step * d).sum(1)
-            d -= weight[:, None] * bend
-            held.append((slot, inverse, weight))
-        d *= scale[:, None]
-        for slot, inverse, weight in reversed(held):
-            step, bend = self.steps[which, slot] * free, self.bends[which, slot] * free
-            d += (weight - inverse * (bend * d).sum(1))[:, None] * step
-        return d, known
+    The last pairs of each problem, the newest at the end, are `steps` s and `bends` y = −(change of gradient), both
+    (p, HISTORY, D), and 0 where there is none yet."""
+    free, d = (inward != 0).unsqueeze(1), inward.clone()
+    steps, bends = steps * free, bends * free
+    product, size = (steps * bends).sum(2), bends.square().sum(2)
+    usable = product > CURVATURE * steps.norm(dim=2) * size.sqrt()
+    inverse = torch.where(usable, 1.0 / product, 0.0)
+    weight = torch.zeros_like(inverse)
+    for k in reversed(range(HISTORY)):
+        weight[:, k] = inverse[:, k] * (steps[:, k] * d).sum(1)
+        d -= weight[:, k, None] * bends[:, k]
+    known, newest = usable.any(1), HISTORY - 1 - usable.flip(1).to(torch.uint8).argmax(1, keepdim=True)
+    d *= torch.where(known, (product / size).gather(1, newest)[:, 0], 1.0)[:, None]
+    for k in range(HISTORY):
+        d += (weight[:, k] - inverse[:, k] * (bends[:, k] * d).sum(1))[:, None] * steps[:, k]
+    return d, known
 
 
 def _evaluate(

@@ -7,8 +7,6 @@ from giveaway.theory.tradeoff import (
     TradeOff,
     best_success,
     epsilon_lower_bound,
-    estimated_delta,
     estimated_epsilon,
-    gaussian,
     two_normals,
 )

@@ -49,21 +49,3 @@ def tradeoff(h: ArrayLike, *, m: ArrayLike = 1) -> TradeOff:
 
     shape = np.broadcast_shapes(h.shape, half.shape)
     return TradeOff(errors, shape, np.broadcast_to(betainc(half, half, (1 + h) / 2), shape))
-
-
-def leverage_for(tpr: ArrayLike, fpr: ArrayLike, *, m: ArrayLike = 1) -> np.ndarray:
-    """Return the leverage at which the best attack reaches `tpr` at `fpr`: (a − b)/(a + b), a, b quantiles of χ²_m.
-
-    >>> leverage_for(0.0865, 0.05).round(3)
-    np.float64(0.5)
-    """
-    high = in_range("tpr", tpr, 0, 1, "give a rate")
-    low = in_range("fpr", fpr, 0, 1, "give a rate strictly between 0 and 1", closed=False)
-    if (high < low).any():
-        remedy = "no leverage makes the best attack worse than chance"
-        raise fail("tpr", "rates of at least fpr", "smaller ones", remedy)
-    half = whole("m", m, 1, OUTPUTS) / 2
-    a, b = gammaincinv(half, high), gammaincinv(half, low)
-    with np.errstate(invalid="ignore"):
-        h = (a - b) / (a + b)
-    return np.where(np.isinf(a), 1.0, h)[()]

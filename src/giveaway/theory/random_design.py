@@ -1,101 +1,34 @@
 """Least squares with one fixed record and the others drawn at random (PSM, section 3) (docs/derivations.md)."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import chi2, ncx2, norm
 
 from giveaway.checks import check_choice, fail
-from giveaway.theory.balls import Pair, chi_square_nodes, dilated_ball, in_blocks
+from giveaway.theory.balls import chi_square_nodes, dilated_ball, in_blocks
 from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
 TESTS = ("threshold", "signed")
 
 
 @dataclass(frozen=True)
-class Law:
-    """A law averaged over V: `given` is a distribution of scipy.stats for each of its values, along the last axis. A
-    record without leverage has the value `still` alone; `moments` are mean and variance where they are closed forms."""
+class Draws:
+    """Draws (size, …) of a record's empirical leverage, its residual (along ε) and its loss when left out and when
+    trained on."""
 
-    given: Any
-    weights: np.ndarray
-    leverage: np.ndarray
-    still: np.ndarray
-    moments: Pair | None = None
-
-    def pdf(self, x: ArrayLike) -> np.ndarray:
-        return self._over_v(self.given.pdf, x, 0.0)
-
-    def cdf(self, x: ArrayLike) -> np.ndarray:
-        return self._over_v(self.given.cdf, x, np.asarray(x) >= self.still)
-
-    def sf(self, x: ArrayLike) -> np.ndarray:
-        return self._over_v(self.given.sf, x, np.asarray(x) < self.still)
-
-    def mean(self) -> np.ndarray:
-        return self._moments()[0][()]
-
-    def var(self) -> np.ndarray:
-        """Return the variance, infinite where too few degrees of freedom leave none."""
-        return self._moments()[1][()]
-
-    def _moments(self) -> Pair:
-        if self.moments is not None:
-            return self.moments
-        mean, variance = self.given.stats("mv")
-        centre = mean @ self.weights
-        return centre, (variance + (mean - centre[..., None]) ** 2) @ self.weights
-
-    def _over_v(self, function: Callable[[np.ndarray], np.ndarray], x: ArrayLike, still: ArrayLike) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            average = function(np.asarray(x, dtype=np.float64)[..., None]) @ self.weights
-        return np.where(self.leverage > 0, average, still)[()]
-
-
-@dataclass(frozen=True)
-class LeverageLaw:
-    """The law of the leverage h = h̄/(V + h̄) in closed form."""
-
-    leverage: np.ndarray
-    freedom: float
-
-    def pdf(self, x: ArrayLike) -> np.ndarray:
-        h = np.asarray(x, dtype=np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            density = chi2.pdf(self._v(h), self.freedom) * self.leverage / (h * h)
-        return np.where((h > 0) & (h < 1) & (self.leverage > 0), density, 0.0)[()]
-
-    def cdf(self, x: ArrayLike) -> np.ndarray:
-        return np.where(self.leverage > 0, chi2.sf(self._v(x), self.freedom), np.asarray(x) >= 0)[()]
-
-    def sf(self, x: ArrayLike) -> np.ndarray:
-        return np.where(self.leverage > 0, chi2.cdf(self._v(x), self.freedom), np.asarray(x) < 0)[()]
-
-    def mean(self) -> np.ndarray:
-        return self._central(0.0, 1)
-
-    def var(self) -> np.ndarray:
-        return self._central(self.mean(), 2)
-
-    def _central(self, centre: ArrayLike, power: int) -> np.ndarray:
-        v, weights = np.transpose(chi_square_nodes(self.freedom))
-        h = self.leverage[..., None] / (v + self.leverage[..., None])
-        return ((h - np.asarray(centre)[..., None]) ** power @ weights)[()]
-
-    def _v(self, x: ArrayLike) -> np.ndarray:
-        h = np.clip(np.asarray(x, dtype=np.float64), 0.0, 1.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(h > 0, self.leverage * (1 - h) / h, np.inf)
+    h: np.ndarray
+    e_out: np.ndarray
+    e_in: np.ndarray
+    loss_out: np.ndarray
+    loss_in: np.ndarray
 
 
 @dataclass(frozen=True)
 class RandomDesign:
-    """Records by arrays of one shape, h̄, ε (several outputs: its norm) and each output's σ², and k = n − p; the laws of
+    """Records by arrays of one shape, h̄, ε (several outputs: its norm) and each output's σ², and k = n − p; draws of
     what is seen of them, and the curves of tests. Build it with `random_design`."""
 
     leverage: np.ndarray
@@ -108,49 +41,20 @@ class RandomDesign:
     def shape(self) -> tuple[int, ...]:
         return self.leverage.shape
 
-    @property
-    def h(self) -> LeverageLaw:
-        """The law of the empirical leverage."""
-        return LeverageLaw(self.leverage, self.freedom)
-
-    @property
-    def e_out(self) -> Law:
-        """The law of the residual (along ε) when the record is left out."""
-        inverse = 1 / (self.freedom - 2) if self.freedom > 2 else math.inf  # E V⁻¹
-        variance = np.where(self.leverage > 0, self.variance * self.leverage * inverse, 0.0)
-        return self._law(norm, member=False, moments=(self.error, variance))
-
-    @property
-    def e_in(self) -> Law:
-        """The law of the residual (along ε) when the record is trained on."""
-        return self._law(norm, member=True)
-
-    @property
-    def loss_out(self) -> Law:
-        """The law of the loss when the record is left out."""
-        q, k, scale = self.outputs, self.freedom, self.variance * self.leverage
-        mean, variance = self.error**2 + q * self.e_out.var(), np.where(self.leverage > 0, np.inf, 0.0)
-        if k > 4:
-            inverse, inverse_square = 1 / (k - 2), 1 / ((k - 2) * (k - 4))  # E V⁻¹ and E V⁻²
-            spread = 2 * q * inverse_square + q * q * (inverse_square - inverse**2)
-            variance = spread * scale**2 + 4 * scale * inverse * self.error**2
-        return self._law(ncx2, member=False, moments=(mean, variance))
-
-    @property
-    def loss_in(self) -> Law:
-        """The law of the loss when the record is trained on."""
-        return self._law(ncx2, member=True)
-
-    def _law(self, kind: Any, *, member: bool, moments: Pair | None = None) -> Law:
-        """Given V the residual is a(ε + τZ), and the loss (aτ)² times a noncentral χ² with noncentrality (ε/τ)²."""
-        v, weights = np.transpose(chi_square_nodes(self.freedom))
-        h, e = self.leverage[..., None], self.error[..., None]
-        a, tau = v / (v + h) if member else np.ones_like(v + h), np.sqrt(self.variance[..., None] * h / v)
-        if kind is norm:
-            return Law(norm(a * e, a * tau), weights, self.leverage, self.error, moments)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            given = ncx2(self.outputs, (e / tau) ** 2, scale=(a * tau) ** 2)
-        return Law(given, weights, self.leverage, self.error**2, moments)
+    def draws(self, size: int, *, seed: int = 0) -> Draws:
+        """Draw from the laws of what is seen: given V ~ χ²_k a residual left out is N(ε, σ²h̄/V) in each output."""
+        generator = np.random.default_rng(seed)
+        v = generator.chisquare(self.freedom, (size, *self.shape))
+        h, kept, variance = (
+            self.leverage / (v + self.leverage),
+            v / (v + self.leverage),
+            self.variance * self.leverage / v,
+        )
+        out = self.error + np.sqrt(variance) * generator.standard_normal(v.shape)
+        loss = out**2
+        if self.outputs > 1:  # across ε there is noise alone
+            loss += variance * generator.chisquare(self.outputs - 1, v.shape)
+        return Draws(h, out, kept * out, loss, kept**2 * loss)
 
     def tradeoff(self, test: str = "threshold") -> TradeOff:
         """Return the curve of one of two tests, with V at its mean k.

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betaincinv, expit, ndtr, ndtri, owens_t
+from scipy.special import betaincinv, expit, owens_t
 
 from giveaway.checks import fail
 from giveaway.theory.balls import Pair, ball_probability, dilated_ball, in_blocks
@@ -78,21 +78,6 @@ class TradeOff:
         return np.clip(total, 0.5, 1.0)[()]
 
 
-def gaussian(mu: ArrayLike) -> TradeOff:
-    """Return G_μ(α) = Φ(Φ⁻¹(1 − α) − μ), the curve of N(0, 1) against N(μ, 1).
-
-    >>> gaussian(1.0).tpr(0.05).round(4)
-    np.float64(0.2595)
-    """
-    shift = in_range("mu", mu, 0, np.inf, "give a separation such as 1")
-
-    def errors(alpha: np.ndarray) -> Pair:
-        at = ndtri(alpha) + shift
-        return ndtr(at), ndtr(-at)
-
-    return TradeOff(errors, shift.shape, ndtr(shift / np.sqrt(2)))
-
-
 def two_normals(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike, *, outputs: int = 1) -> TradeOff:
     """Return the curve of the best test of N(m + gap, sd_in²), members, against N(m, sd_out²), non-members.
 
@@ -154,25 +139,29 @@ class LowerBound:
     fpr: np.ndarray
 
 
-def estimated_delta(curve: TradeOff, epsilon: ArrayLike) -> np.ndarray:
-    """Return δ(ε) = sup over α of max(1 − β − e^ε·α, 1 − α − e^ε·β, 0); ε broadcasts with the records.
-
-    >>> estimated_delta(gaussian(1.0), 1.0).round(4)  # Φ(−½) − e·Φ(−3/2)
-    np.float64(0.1269)
-    """
-    factor = np.exp(in_range("epsilon", epsilon, 0, 700, "give a privacy loss such as 1"))
-
-    def excess(alpha: np.ndarray, power: np.ndarray, miss: np.ndarray) -> np.ndarray:
-        return np.maximum(power - factor * alpha, (1 - alpha) - factor * miss)
-
-    return np.clip(_supremum(curve, excess, factor.shape), 0, 1)[()]
-
-
 def estimated_epsilon(curve: TradeOff, delta: ArrayLike) -> np.ndarray:
     """Return the least ε with δ(ε) ≤ δ: sup over α of log((1 − β − δ)/α) and log((1 − α − δ)/β). Below δ = 1e-13 that
     of a normal residual is infinite, as it is where β is below the smallest double."""
     slack = in_range("delta", delta, 1e-13, 1, "give a δ such as 1e-5", closed=False)  # below, 1 − α has no digits
-    return _supremum(curve, lambda alpha, power, miss: _privacy_loss(power, miss, alpha, slack), slack.shape)[()]
+    full = np.broadcast_shapes(slack.shape, curve.shape)
+
+    def shown(place: np.ndarray) -> np.ndarray:
+        alpha = expit(place)
+        return _privacy_loss(*curve.errors(alpha), alpha, slack)
+
+    # a grid in log(α/(1 − α)), then golden sections about its best point
+    grid, step = np.linspace(-36, 36, GRID, retstep=True)
+    best, at = np.full(full, -np.inf), np.zeros(full)
+    for place in grid:
+        here = shown(np.full((1,) * len(full), place))
+        at, best = np.where(here > best, place, at), np.maximum(best, here)
+    low, high = at - step, at + step
+    for _ in range(30):
+        left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        at_left, at_right = shown(left), shown(right)
+        best = np.maximum(best, np.maximum(at_left, at_right))
+        low, high = np.where(at_left > at_right, low, left), np.where(at_left > at_right, right, high)
+    return best[()]
 
 
 def epsilon_lower_bound(
@@ -204,30 +193,6 @@ def _privacy_loss(power: np.ndarray, miss: np.ndarray, alpha: np.ndarray, delta:
     with np.errstate(divide="ignore", invalid="ignore"):
         accuse, clear = np.log((power - delta) / alpha), np.log((1 - alpha - delta) / miss)
     return np.fmax(np.fmax(accuse, clear), 0.0)
-
-
-def _supremum(
-    curve: TradeOff, function: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray], shape: tuple[int, ...]
-) -> np.ndarray:
-    """Return the largest value over α: a grid in log(α/(1 − α)), then golden sections about its best point."""
-    full = np.broadcast_shapes(shape, curve.shape)
-    grid, step = np.linspace(-36, 36, GRID, retstep=True)
-
-    def value(place: np.ndarray) -> np.ndarray:
-        alpha = expit(place)
-        return function(alpha, *curve.errors(alpha))
-
-    best, at = np.full(full, -np.inf), np.zeros(full)
-    for place in grid:
-        here = value(np.full((1,) * len(full), place))
-        at, best = np.where(here > best, place, at), np.maximum(best, here)
-    low, high = at - step, at + step
-    for _ in range(30):
-        left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-        at_left, at_right = value(left), value(right)
-        best = np.maximum(best, np.maximum(at_left, at_right))
-        low, high = np.where(at_left > at_right, low, left), np.where(at_left > at_right, right, high)
-    return best
 
 
 def _limits(
