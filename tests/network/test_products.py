@@ -164,10 +164,8 @@ def test_layers_that_cannot_be_traced_fall_back_with_a_note(function, way, notes
     assert len(product.notes) == len(notes)
     assert all(found.startswith(note) for found, note in zip(product.notes, notes, strict=True))
     close(product(v), exact.ggn @ v)
-    hessian = Hessian(network)
     assert exact.hessian is not None
-    assert any("forward over reverse" in note for note in hessian.notes)
-    torch.testing.assert_close(hessian(v), exact.hessian @ v, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(Hessian(network)(v), exact.hessian @ v, rtol=1e-9, atol=1e-9)
 
 
 def test_a_layer_that_runs_twice_and_a_shared_weight():

@@ -63,15 +63,6 @@ class Loss(ABC):
     def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
         """All targets (n, ...) as the other methods take them; f (b, m) are the outputs of the first few records."""
 
-    @property
-    def each(self) -> "Loss":
-        """The loss of one of the positions that `grouped` tells apart."""
-        return self
-
-    def grouped(self, f: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Outputs (b, s, m), targets (b, s, …) and weights (b, s) of the s positions of each of b records."""
-        return f.unsqueeze(1), y.unsqueeze(1), torch.ones(len(f), 1, dtype=f.dtype, device=f.device)
-
     def gap(self, f: torch.Tensor, y: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         """ℓ(f + step) − ℓ(f), without cancellation where the loss has a formula for it."""
         return self.value(f + step, y) - self.value(f, y)
@@ -329,10 +320,8 @@ def unit_vectors(f: torch.Tensor) -> torch.Tensor:
     return torch.eye(m, dtype=f.dtype, device=f.device).view(m, *(1,) * (f.ndim - 1), m).expand(m, *f.shape)
 
 
-def loss_named(loss: str | LossFunction | Loss, m: int) -> Loss:
+def loss_named(loss: str | LossFunction, m: int) -> Loss:
     """The loss of m outputs that a name stands for, or that a user's function is."""
-    if isinstance(loss, Loss):
-        return loss
     if callable(loss):
         return UserLoss(loss, m)
     check_choice("loss", loss, NAMES)

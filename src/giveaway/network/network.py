@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from giveaway.checks import fail, free_memory, nearest
-from giveaway.curvature.losses import Loss, LossFunction, loss_named
+from giveaway.curvature.losses import LossFunction, loss_named
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.model_records import ModelRecords, read_records
 from giveaway.extract.torch_model import evaluation_mode, unwrapped
@@ -146,7 +146,7 @@ class Network:
         model: nn.Module,
         data: Any,
         *,
-        loss: str | LossFunction | Loss,
+        loss: str | LossFunction,
         parameters: str | Sequence[str] = "all",
         dtype: torch.dtype | None = None,
         memory: int | None = None,

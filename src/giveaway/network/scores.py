@@ -57,32 +57,24 @@ class CheckpointedSolves:
         self._on_solved, self.expected = on_solved, 0
 
     def part(self, name: str, compute: Callable[[], Tensors]) -> Tensors:
-        """Compute a part, or load what an earlier run saved of it; its cost is counted either way."""
+        """Compute a part, or load what an earlier run saved of it with what everything had cost by then."""
         self._names.append(f"{self._prefix}-{name}")
-        inverse, before, loaded = self.inverse, self._sums(), True
+        inverse, jacobian = self.inverse, self.inverse.jacobian
 
         def counted() -> Tensors:
-            nonlocal loaded
-            loaded, tensors = False, compute()
-            added = [new - old for new, old in zip(self._sums(), before, strict=True)]
-            return {**tensors, COUNTS: torch.tensor([*added, inverse.steps, inverse.worst], dtype=torch.float64)}
+            tensors, whole = compute(), (inverse.right_sides, inverse.unsolved, inverse.steps)
+            counts = inverse.worst, *whole, jacobian.passes, jacobian.column_passes
+            return {**tensors, COUNTS: torch.tensor(counts, dtype=torch.float64)}
 
-        tensors = self._parts.part(self._names[-1], counted)
-        if loaded:
-            *added, steps, worst = tensors[COUNTS].tolist()
-            sums = (int(old + new) for old, new in zip(before, added, strict=True))
-            inverse.right_sides, inverse.unsolved, inverse.jacobian.passes, inverse.jacobian.column_passes = sums
-            inverse.steps, inverse.worst = max(inverse.steps, int(steps)), max(inverse.worst, worst)
+        tensors = dict(self._parts.part(self._names[-1], counted))
+        inverse.worst, *whole = tensors.pop(COUNTS).tolist()
+        inverse.right_sides, inverse.unsolved, inverse.steps, jacobian.passes, jacobian.column_passes = map(int, whole)
         self._on_solved(inverse.right_sides, max(self.expected, inverse.right_sides))
-        return {key: value for key, value in tensors.items() if key != COUNTS}
+        return tensors
 
     def drop(self) -> None:
         for name in self._names:
             self._parts.checkpoint.drop(name)
-
-    def _sums(self) -> tuple[int, ...]:
-        inverse = self.inverse
-        return inverse.right_sides, inverse.unsolved, inverse.jacobian.passes, inverse.jacobian.column_passes
 
 
 def score_names(scores: str | Sequence[str] | None, loss: Loss) -> tuple[str, ...]:
@@ -182,9 +174,8 @@ class _ExactRecords:
         def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
             assert block is not None
             matrices = block if rotation is None else rotation[:, 0].mT @ block @ rotation[:, 0]
-            _, s, m = curvature.weights.shape
-            laid_out = matrices.permute(1, 2, 0).unflatten(1, (s, m)).unflatten(0, (s, m))  # (s, m, s, m, k)
-            return MatrixBlocks(laid_out, curvature, weight, self.network.loss.each, whole=True, rotation=rotation)
+            laid_out = matrices.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
+            return MatrixBlocks(laid_out, curvature, weight, self.network.loss, whole=True, rotation=rotation)
 
         f, y = self.network.outputs(numbers), self.network.records.take(numbers).targets
         return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.gradients(numbers))
@@ -201,9 +192,9 @@ def _score_batch(
     blocks: Callable[[OutputCurvature, torch.Tensor, torch.Tensor | None], Blocks],
     gradients: Callable[[], Iterable[tuple[Any, torch.Tensor]]],
 ) -> ScoreBatch:
-    """k records with outputs f (k, m), as groups of one record each, or of a text's tokens, in float64."""
-    f, y, weight = loss.grouped(f.double(), y.double() if y.is_floating_point() else y)
-    loss = loss.each
+    """k records with outputs f (k, m), as groups of one record each, in float64."""
+    f, y = f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1)
+    weight = torch.ones(len(f), 1, dtype=f.dtype, device=f.device)
 
     def norms() -> torch.Tensor:
         return torch.cat([torch.linalg.vector_norm(part, dim=1).double() for _, part in gradients()])
@@ -284,7 +275,7 @@ class _Sketch:
         columns, errors = [], []
         with torch.no_grad():
             for piece, u in self.inverse.jacobian.push(self.z):
-                u = u.double().permute(1, 2, 0).unflatten(1, (-1, self.network.loss.each.m))  # (b, s, m, q)
+                u = u.double().permute(1, 2, 0)  # (b, m, q)
                 whole, first, second = (
                     self._batch(piece, u, probes) for probes in (slice(0, 2 * half), slice(0, half), slice(half, None))
                 )
@@ -299,10 +290,10 @@ class _Sketch:
         loss = self.network.loss
 
         def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
-            own = signs(self.seed, piece.numbers, loss.m, slice(0, self.probes), dtype=u.dtype)
-            own = own.unflatten(1, u.shape[1:3])
-            own, some = own[..., probes], u[..., probes] * (self.probes / u[..., probes].shape[-1]) ** 0.5
-            return FactoredBlocks(some, own, curvature, weight, loss.each, whole=True, rotation=rotation)
+            own = signs(self.seed, piece.numbers, loss.m, slice(0, self.probes), dtype=u.dtype)[..., probes]
+            some = u[..., probes] * (self.probes / own.shape[-1]) ** 0.5
+            parts = some.unsqueeze(1), own.unsqueeze(1)
+            return FactoredBlocks(*parts, curvature, weight, loss, whole=True, rotation=rotation)
 
         return _score_batch(
             loss, piece.outputs, piece.batch.targets, blocks, lambda: self.derivatives.gradients(piece.rows)
