@@ -236,4 +236,4 @@ def test_which_loss_a_name_means():
         loss_named(torch.nn.functional.cross_entropy, 3).check_targets(CLASSES, F)
     saddle = UserLoss(lambda f, y: f[:, 0] ** 2 - f[:, 1] ** 2, 4)
     with pytest.raises(InputError, match="loss: expected a loss that is convex in the outputs"):
-        saddle.root(F, CLASSES, F)
+        saddle.curvature(F, CLASSES)

@@ -95,7 +95,7 @@ class MatrixBlocks:
         return (centred * (self.loss.sensitivity * self.weight)[:, None, None, None]).reshape(self._size)
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
-        matrices = self.logit_sensitivity if logit else self.spread if self.loss.convex else self.sensitivity
+        matrices = self.logit_sensitivity if logit else self.spread
         traces = self._each(matrices.diagonal(dim1=0, dim2=1).sum(1)).sum(0)
         if logit or self.complement is None or self.error is None:  # a sketch has another one
             return traces
@@ -131,8 +131,6 @@ class MatrixBlocks:
             columns, capped = solve_floored(complement, right, 1.0 - CAP, at_most_one=exact)
             solved = columns.squeeze(2).T
         moved = step + self._apply(scale * self._right.root(solved.reshape(self._fold), -2))
-        if not self.loss.convex:
-            self._leave_out_concave_(moved, step)
         top = self._each(self.spread.diagonal(dim1=0, dim2=1).sum(1)).amax(0) if self._fold[1] == 1 else None
         return LeaveOutStep(self._unfolded(moved), self._each(capped).any(0), top)
 
@@ -143,16 +141,6 @@ class MatrixBlocks:
 
     def top_leverage(self) -> torch.Tensor:
         return self._each(top_eigenvalue(self.spread)).amax(0)
-
-    def _leave_out_concave_(self, moved: torch.Tensor, step: torch.Tensor) -> None:
-        """Put (I − B W)⁻¹ v into `moved` for records whose W has negative eigenvalues, and so no root."""
-        concave = (self._right.weights < 0).any(1).any(0)
-        if bool(concave.any()):
-            matrices = self.sensitivity[:, :, concave].permute(2, 1, 0)  # B W, since B is symmetric
-            identity = torch.eye(self._size[0], dtype=step.dtype, device=step.device)
-            right = step[:, :, concave].reshape(self._size[0], -1).T.unsqueeze(2)
-            solved = torch.linalg.solve(identity - matrices, right).squeeze(2).T
-            moved[:, :, concave] = solved.reshape(*self._fold[:2], -1)
 
     def _folded(self, v: torch.Tensor) -> torch.Tensor:
         """Vectors (N, s, m) as (s, c, Q)."""

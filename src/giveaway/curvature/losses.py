@@ -4,7 +4,6 @@ Outputs f are (..., m). Targets y are class numbers (...) or rows of probabiliti
 for every other loss. Values are per record. Heads and networks share these classes.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -17,9 +16,11 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 NAMES = ("squared", "cross_entropy", "binary_cross_entropy")
 
 
-class Loss(ABC):
+class Loss:
     """A loss of m outputs.
 
+    value(f, y), gradient(f, y) : ℓ, and g = ∂ℓ/∂f
+    check_targets(y, f) : all targets (n, ...) as the other methods take them; f (b, m) are outputs of the first records
     sensitivity : −∂g/∂y, which multiplies B in logit-space scores
     coupled : whether W couples the outputs (softmax); otherwise it is diagonal
     shared : whether all outputs and records have the same curvature
@@ -37,6 +38,9 @@ class Loss(ABC):
     shared = False
     classes = False
     convex = True
+    value: LossFunction
+    gradient: LossFunction
+    check_targets: LossFunction
     entropy: Callable[[torch.Tensor], torch.Tensor]
     margin: LossFunction
     log_odds: LossFunction
@@ -47,21 +51,9 @@ class Loss(ABC):
         self.degrees = m - 1 if self.coupled else m
         self.pairs = 1 if self.shared else m * (m - 1) // 2 if self.coupled else m
 
-    @abstractmethod
-    def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """ℓ."""
-
-    @abstractmethod
-    def gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """g = ∂ℓ/∂f."""
-
-    @abstractmethod
     def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> OutputCurvature:
         """W at the outputs f, in the coordinates of `rotation`; only a user's loss looks at the targets."""
-
-    @abstractmethod
-    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        """All targets (n, ...) as the other methods take them; f (b, m) are the outputs of the first few records."""
+        raise NotImplementedError
 
     def gap(self, f: torch.Tensor, y: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         """ℓ(f + step) − ℓ(f), without cancellation where the loss has a formula for it."""
@@ -212,12 +204,10 @@ class Softmax(Loss):
         return p * self.complement(p)
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        p = _seen(torch.softmax(f, -1))
-        diagonal = (p * self.complement(p)).T
-        p = p.T.contiguous()
+        p = _seen(torch.softmax(f, -1)).T.contiguous()
         rows, columns = torch.triu_indices(self.degrees, self.degrees, device=f.device)
         packed = p.neg()[rows].mul_(p[columns])
-        packed[rows == columns] = diagonal[:-1]
+        packed[rows == columns] = self.diagonal(f).T[:-1]
         return packed
 
     def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
@@ -283,9 +273,12 @@ class UserLoss(Loss):
     def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> DiagonalCurvature:
         """The eigenvalues of W; those that rounding alone made negative count as zero."""
         assert y is not None
-        values = torch.linalg.eigh(self._matrix(f, y))[0]
-        rounding = 64 * self.m * torch.finfo(f.dtype).eps
-        return DiagonalCurvature(torch.where(values.abs() <= rounding, values.clamp_min(0), values))
+        values = torch.linalg.eigvalsh(self._matrix(f, y))
+        rounding = 1e-5 * values.abs().amax(-1) + 64 * self.m * torch.finfo(f.dtype).eps
+        if bool((values[..., 0] < -rounding).any()):
+            remedy = "score influence alone, of chosen records"
+            raise fail("loss", "a loss that is convex in the outputs", "negative curvature in them", remedy)
+        return DiagonalCurvature(values.clamp_min(0))
 
     def rotation(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.linalg.eigh(self._matrix(f, y))[1]
@@ -296,10 +289,7 @@ class UserLoss(Loss):
     def root(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         """S u with the symmetric root S, which does not depend on how eigenvectors are chosen."""
         weights, vectors = self.curvature(f, y).weights, self.rotation(f, y)
-        if bool((weights[..., 0] < -1e-5 * weights.abs().amax(-1)).any()):
-            remedy = "score chosen records instead of a sketch of all"
-            raise fail("loss", "a loss that is convex in the outputs", "negative curvature in them", remedy)
-        return (vectors @ (weights.clamp_min(0).sqrt().unsqueeze(-1) * (vectors.mT @ u.unsqueeze(-1)))).squeeze(-1)
+        return (vectors @ (weights.sqrt().unsqueeze(-1) * (vectors.mT @ u.unsqueeze(-1)))).squeeze(-1)
 
     def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
         value = self.function(f, y[: len(f)].to(f.device, f.dtype if y.is_floating_point() else None))
