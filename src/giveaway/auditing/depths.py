@@ -87,8 +87,8 @@ class DepthAudit:
     def _score(self, network: Network, checkpoint: Checkpoint, place: str, on_solved: OnPart) -> NetworkScores:
         """Score one depth, or load it; a finished one needs the parts of its solves no more."""
         if (columns := checkpoint.load(place)) is not None:
-            capped, residual, report = (columns.pop(name) for name in ("capped", "residual", "report"))
-            return NetworkScores(self.rows, columns, capped, residual, json.loads(bytes(report.tolist())))
+            capped, report = columns.pop("capped"), columns.pop("report")
+            return NetworkScores(self.rows, columns, capped, json.loads(bytes(report.tolist())))
         began, method = time.perf_counter(), self.method
         exact = method if isinstance(method, Solves) else Solves()
         inverse = InverseCurvature(
@@ -109,7 +109,7 @@ class DepthAudit:
             scored = of_network.score_records(inverse, self.rows, at_once=of_network.AT_ONCE, **options)
         scored.report.update(method=METHODS[type(method)], seconds=round(time.perf_counter() - began, 3))
         written = torch.frombuffer(bytearray(json.dumps(scored.report).encode()), dtype=torch.uint8)
-        finished = {**scored.columns, "capped": scored.capped, "residual": scored.residual, "report": written}
+        finished = {**scored.columns, "capped": scored.capped, "report": written}
         checkpoint.save(place, finished)
         solves.drop()
         return scored

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from giveaway.checks import check_choice, check_positive, fail
-from giveaway.curvature.losses import LossFunction
 from giveaway.network.network import Network
 
 DEPTH = re.compile(r"head|all|last:[1-9][0-9]*")
@@ -58,7 +57,7 @@ class Depths:
         model: nn.Module,
         data: Any,
         *,
-        loss: str | LossFunction,
+        loss: str,
         damping: float,
         depths: str | Sequence[str] = ("all",),
         memory: float | None = None,

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from giveaway.checks import check_number, fail
-from giveaway.curvature.losses import unit_vectors
 from giveaway.network.jacobian import CHECKED, ColumnByColumn, doubt, of_each_record
 from giveaway.network.network import Network, Values, near
 
@@ -48,9 +47,8 @@ class RecordDerivatives:
             batch = network.records.take(torch.tensor([number, number - 1 if number else min(1, network.n - 1)]))
             plain = ColumnByColumn(network, batch)
             f = plain.outputs
-            u = unit_vectors(f).clone() if jacobians else network.loss.gradient(f, batch.targets).unsqueeze(0)
-            u[:, 1] = 0
-            rows = network.parameters.join(plain.backward(u))
+            own = torch.eye(network.m).to(f) if jacobians else network.loss.gradient(f, batch.targets)[:1]
+            rows = network.parameters.join(plain.backward(torch.stack([own, torch.zeros_like(own)], 1)))
             found.append(rows if jacobians else rows[0])
         return torch.stack(found)
 

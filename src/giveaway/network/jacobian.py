@@ -231,7 +231,7 @@ class Jacobian:
         parts, curve = self._split(right), self.network.loss.curve
 
         def curved(piece: Piece) -> Iterator[torch.Tensor]:
-            return (curve(piece.outputs, piece.batch.targets, piece.jacobian.forward(part)) for part in parts)
+            return (curve(piece.outputs, piece.jacobian.forward(part)) for part in parts)
 
         return self._pulled(right.shape[1], curved)
 

@@ -23,18 +23,17 @@ from giveaway.scores.formulas import ScoreBatch
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 AT_ONCE = 64  # right sides of chosen records that a checkpoint holds together
-COUNTS, CAPPED, RESIDUAL, LEVERAGE = "counts", "capped", "residual", "top leverage"
+COUNTS, CAPPED, LEVERAGE = "counts", "capped", "top leverage"
 USUAL = ("influence", "newton", "leverage", "gls_trace")
 
 
 @dataclass(frozen=True)
 class NetworkScores:
-    """Columns of scores of the records `rows`, which were `capped`, their worst solve's residual, and a report."""
+    """Columns of scores of the records `rows`, which were `capped`, and a report."""
 
     rows: torch.Tensor
     columns: dict[str, torch.Tensor]
     capped: torch.Tensor
-    residual: torch.Tensor
     report: dict[str, Any]
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -131,7 +130,7 @@ def score_records(
         parts.append({name: value.to(network.device) for name, value in scored.items()})
     joined = _joined(parts)
     report = {**inverse.report, "notes": list(dict.fromkeys([*inverse.report["notes"], *exact.derivatives.notes]))}
-    return NetworkScores(numbers, joined, joined.pop(CAPPED), joined.pop(RESIDUAL), report)
+    return NetworkScores(numbers, joined, joined.pop(CAPPED), report)
 
 
 class _ExactRecords:
@@ -146,16 +145,15 @@ class _ExactRecords:
         self._directions = torch.cat([basis, unseen], 1).to(self.network.device)
 
     def score(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
-        """Return the scores of these records, which were capped, and the worst residual of each record's solves."""
+        """Return the scores of these records, and which were capped."""
         if any(CATALOGUE[name].curvature and name != "influence" for name in names):
             return self._by_blocks(numbers, names)
         columns = scores_of(self._batch(numbers), [name for name in names if name != "influence"])
-        residual = nothing = torch.zeros(len(numbers), dtype=torch.float64, device=self.network.device)
         if "influence" in names:
             right = torch.cat([part for _, part in self.derivatives.gradients(numbers)]).T
-            solution = self.inverse(right)
-            columns["influence"], residual = (right * solution.x).sum(0, dtype=torch.float64), solution.residual
-        return {**{name: columns[name] for name in names}, CAPPED: nothing > 0, RESIDUAL: residual}
+            columns["influence"] = (right * self.inverse(right).x).sum(0, dtype=torch.float64)
+        capped = torch.zeros(len(numbers), dtype=torch.bool, device=self.network.device)
+        return {**{name: columns[name] for name in names}, CAPPED: capped}
 
     def _by_blocks(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
         r, directions = self.network.loss.degrees, self._directions
@@ -167,15 +165,13 @@ class _ExactRecords:
         # left of it softmax does not see what is missing
         block = directions[:, :r] @ inner @ directions.T
         batch = self._batch(numbers, block)
-        capped, residual = batch.left_out.capped, solution.residual.view(len(rows), r).amax(1)
-        return {**scores_of(batch, names), CAPPED: capped, RESIDUAL: residual}
+        return {**scores_of(batch, names), CAPPED: batch.left_out.capped}
 
     def _batch(self, numbers: torch.Tensor, block: torch.Tensor | None = None) -> ScoreBatch:
-        def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
+        def blocks(curvature: OutputCurvature, weight: torch.Tensor) -> Blocks:
             assert block is not None
-            matrices = block if rotation is None else rotation[:, 0].mT @ block @ rotation[:, 0]
-            laid_out = matrices.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
-            return MatrixBlocks(laid_out, curvature, weight, self.network.loss, whole=True, rotation=rotation)
+            laid_out = block.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
+            return MatrixBlocks(laid_out, curvature, weight, self.network.loss, whole=True)
 
         f, y = self.network.outputs(numbers), self.network.records.take(numbers).targets
         return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.gradients(numbers))
@@ -189,7 +185,7 @@ def _score_batch(
     loss: Loss,
     f: torch.Tensor,
     y: torch.Tensor,
-    blocks: Callable[[OutputCurvature, torch.Tensor, torch.Tensor | None], Blocks],
+    blocks: Callable[[OutputCurvature, torch.Tensor], Blocks],
     gradients: Callable[[], Iterable[tuple[Any, torch.Tensor]]],
 ) -> ScoreBatch:
     """k records with outputs f (k, m), as groups of one record each, in float64."""
@@ -199,7 +195,7 @@ def _score_batch(
     def norms() -> torch.Tensor:
         return torch.cat([torch.linalg.vector_norm(part, dim=1).double() for _, part in gradients()])
 
-    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f, y), weight, loss.rotation(f, y)), norms)
+    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f), weight), norms)
 
 
 def sketch_records(
@@ -240,8 +236,7 @@ def sketch_records(
             columns[name][redone] = again[name].to(columns[name])
         capped[redone] = again.capped
     report |= {"above_half": int((leverage > REDO_ABOVE).sum()), "redone": len(redone)}
-    residual = torch.full((network.n,), sketch.residual, dtype=torch.float64, device=network.device)
-    return NetworkScores(torch.arange(network.n), columns, capped, residual, {**inverse.report, **report})
+    return NetworkScores(torch.arange(network.n), columns, capped, {**inverse.report, **report})
 
 
 def check_probes(probes: int) -> None:
@@ -251,13 +246,13 @@ def check_probes(probes: int) -> None:
 
 
 class _Sketch:
-    """Z (P, q), the worst residual of its solves, and the norm of what they leave of the right sides."""
+    """Z (P, q), and the norm of what its solves leave of the right sides."""
 
     def __init__(self, solves: CheckpointedSolves, probes: int, seed: int) -> None:
         self.solves, self.inverse, self.network = solves, solves.inverse, solves.inverse.network
         self.probes, self.seed = probes, seed
         self.z = torch.empty(probes, self.network.size, dtype=self.network.dtype, device=self.network.device).T
-        self.residual, self.left = 0.0, 0.0
+        self.left = 0.0
 
     def solve(self, at_once: int) -> None:
         """Solve for Z, some probes after others."""
@@ -265,7 +260,6 @@ class _Sketch:
         step = 1 << (min(self.probes, at_once, self.inverse.columns).bit_length() - 1)
         self.solves.expected += self.probes
         for tensors in solve_probes(self.z, step, self._solve_block, self.solves.part):
-            self.residual = max(self.residual, float(tensors["residual"].max()))
             self.left = math.hypot(self.left, float(torch.linalg.vector_norm(tensors["left"])))
 
     def score(self, names: Sequence[str], curved: Sequence[str]) -> tuple[Tensors, Tensors, float]:
@@ -289,11 +283,10 @@ class _Sketch:
         """The records of a piece with blocks from some of the probes."""
         loss = self.network.loss
 
-        def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
+        def blocks(curvature: OutputCurvature, weight: torch.Tensor) -> Blocks:
             own = signs(self.seed, piece.numbers, loss.m, slice(0, self.probes), dtype=u.dtype)[..., probes]
             some = u[..., probes] * (self.probes / own.shape[-1]) ** 0.5
-            parts = some.unsqueeze(1), own.unsqueeze(1)
-            return FactoredBlocks(*parts, curvature, weight, loss, whole=True, rotation=rotation)
+            return FactoredBlocks(some.unsqueeze(1), own.unsqueeze(1), curvature, weight, loss, whole=True)
 
         return _score_batch(
             loss, piece.outputs, piece.batch.targets, blocks, lambda: self.derivatives.gradients(piece.rows)
@@ -306,8 +299,7 @@ class _Sketch:
     def _solve_block(self, probes: slice) -> Tensors:
         right = self._right_sides(probes).div_(math.sqrt(self.probes))
         solution = self.inverse(right.T)
-        left = solution.residual * torch.linalg.vector_norm(right, dim=1)
-        return {"z": solution.x, "residual": solution.residual, "left": left}
+        return {"z": solution.x, "left": solution.residual * torch.linalg.vector_norm(right, dim=1)}
 
     def _right_sides(self, probes: slice) -> torch.Tensor:
         """AᵀΩ as rows (probes, P)."""
@@ -315,7 +307,7 @@ class _Sketch:
 
         def rooted(piece: Piece) -> torch.Tensor:
             omega = signs(self.seed, piece.numbers, network.m, probes, dtype=network.dtype).permute(2, 0, 1)
-            return network.loss.root(piece.outputs, piece.batch.targets, omega)
+            return network.loss.root(piece.outputs, omega)
 
         right = self.inverse.jacobian.pull(probes.stop - probes.start, rooted).T.contiguous()
         if self.inverse.curvature.damping > 0:

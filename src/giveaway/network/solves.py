@@ -176,7 +176,7 @@ class InverseCurvature:
                 return directions.solve(right.T, self.curvature.damping).T
 
         # what curves downwards along one right side would spoil the directions of all
-        solve = shared_cg if curvature.kind == "ggn" and network.loss.convex else column_cg
+        solve = shared_cg if curvature.kind == "ggn" else column_cg
         stops: Any = {"tolerance": tolerance, "most_steps": most_steps, "allow_unconverged": allow_unconverged}
         self._solve: Solve = partial(solve, curvature, precondition=precondition, on_step=on_step, **stops)
         self.steps, self.right_sides, self.unsolved, self.worst = 0, 0, 0, 0.0
