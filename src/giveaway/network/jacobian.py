@@ -75,10 +75,9 @@ class ColumnByColumn:
             u = torch.zeros_like(self.outputs).requires_grad_()
             linear = self._gradients(u, create_graph=True)
             columns = []
-            for k in range(len(next(iter(tangents.values())))):
-                parts = [(linear[name] * tangents[name][k].view_as(linear[name])).sum() for name in linear]
-                (column,) = torch.autograd.grad(sum(parts), u, retain_graph=True)  # type: ignore[arg-type]
-                columns.append(column)
+            for column in zip(*(tangents[name] for name in linear), strict=True):
+                parts = [(a * b.view_as(a)).sum() for a, b in zip(linear.values(), column, strict=True)]
+                columns += torch.autograd.grad(sum(parts), u, retain_graph=True)  # type: ignore[arg-type]
         return torch.stack(columns)
 
     def backward(self, cotangents: torch.Tensor) -> Values:
@@ -89,9 +88,6 @@ class ColumnByColumn:
         options = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
         found = torch.autograd.grad(self._live, list(self.values.values()), u, **options)
         return dict(zip(self.values, found, strict=True))
-
-
-WAYS: dict[str, Way] = {"forward mode": ForwardMode, "column by column": ColumnByColumn}
 
 
 def of_each_record(network: Network, batch: RecordBatch, *, jacobians: bool) -> torch.Tensor:
@@ -125,15 +121,13 @@ def doubt(network: Network, agrees: Callable[[RecordBatch], bool], truth: str) -
 
 
 def method_of(network: Network) -> tuple[Way, list[str]]:
-    """The first of the ways that works for this network, and a note for each that did not."""
-    notes: list[str] = []
-    for name, way in WAYS.items():
-        reason = _doubt_of(network, way)
-        if reason is None:
-            return way, notes
-        notes.append(f"{name}: {reason}")
-    remedy = "choose parameters behind the layer that cannot, as parameters='head'"
-    raise fail("model", "layers that can be differentiated forwards, or twice backwards", "; ".join(notes), remedy)
+    """Forward mode where it works for this network; else plain backward passes, and a note."""
+    if (forwards := _doubt_of(network, ForwardMode)) is None:
+        return ForwardMode, []
+    if (backwards := _doubt_of(network, ColumnByColumn)) is None:
+        return ColumnByColumn, [f"forward mode: {forwards}"]
+    expected, got = "layers that can be differentiated forwards, or twice backwards", f"{forwards}; {backwards}"
+    raise fail("model", expected, got, "choose parameters behind the layer that cannot, as parameters='head'")
 
 
 def _doubt_of(network: Network, way: Way) -> str | None:

@@ -1,7 +1,7 @@
 """Scores through a network: chosen records by right sides of their own, or all from a sketch (docs/derivations.md)."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -174,7 +174,7 @@ class _ExactRecords:
             return MatrixBlocks(laid_out, curvature, weight, self.network.loss, whole=True)
 
         f, y = self.network.outputs(numbers), self.network.records.take(numbers).targets
-        return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.gradients(numbers))
+        return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.norms(numbers))
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:
@@ -186,16 +186,12 @@ def _score_batch(
     f: torch.Tensor,
     y: torch.Tensor,
     blocks: Callable[[OutputCurvature, torch.Tensor], Blocks],
-    gradients: Callable[[], Iterable[tuple[Any, torch.Tensor]]],
+    norms: Callable[[], torch.Tensor],
 ) -> ScoreBatch:
     """k records with outputs f (k, m), as groups of one record each, in float64."""
     f, y = f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1)
     weight = torch.ones(len(f), 1, dtype=f.dtype, device=f.device)
-
-    def norms() -> torch.Tensor:
-        return torch.cat([torch.linalg.vector_norm(part, dim=1).double() for _, part in gradients()])
-
-    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f), weight), norms)
+    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f), weight), lambda: norms().double())
 
 
 def sketch_records(
@@ -221,8 +217,7 @@ def sketch_records(
     if inverse.curvature.kind != "ggn":
         raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
     solves = solves or CheckpointedSolves(inverse)
-    sketch = _Sketch(solves, probes, seed)
-    sketch.solve(at_once or probes)
+    sketch = _Sketch(solves, probes, seed, at_once or probes)
     columns, errors, trace = sketch.score(names, [name for name in names if CATALOGUE[name].curvature])
     capped, leverage = columns.pop(CAPPED), columns.pop(LEVERAGE)
     off = {name: relative_error(columns[name].cpu().numpy(), error.cpu().numpy()) for name, error in errors.items()}
@@ -248,31 +243,25 @@ def check_probes(probes: int) -> None:
 class _Sketch:
     """Z (P, q), and the norm of what its solves leave of the right sides."""
 
-    def __init__(self, solves: CheckpointedSolves, probes: int, seed: int) -> None:
-        self.solves, self.inverse, self.network = solves, solves.inverse, solves.inverse.network
+    def __init__(self, solves: CheckpointedSolves, probes: int, seed: int, at_once: int) -> None:
+        self.inverse, self.network = solves.inverse, solves.inverse.network
         self.probes, self.seed = probes, seed
         self.z = torch.empty(probes, self.network.size, dtype=self.network.dtype, device=self.network.device).T
-        self.left = 0.0
-
-    def solve(self, at_once: int) -> None:
-        """Solve for Z, some probes after others."""
         # a block of signs begins at a word's border or lies inside one word: powers of two do
-        step = 1 << (min(self.probes, at_once, self.inverse.columns).bit_length() - 1)
-        self.solves.expected += self.probes
-        for tensors in solve_probes(self.z, step, self._solve_block, self.solves.part):
-            self.left = math.hypot(self.left, float(torch.linalg.vector_norm(tensors["left"])))
+        step = 1 << (min(probes, at_once, self.inverse.columns).bit_length() - 1)
+        solves.expected += probes
+        solved = solve_probes(self.z, step, self._solve_block, solves.part)
+        self.left = math.hypot(*(float(torch.linalg.vector_norm(part["left"])) for part in solved))
 
     def score(self, names: Sequence[str], curved: Sequence[str]) -> tuple[Tensors, Tensors, float]:
         """Return all scores with CAPPED and LEVERAGE, the standard errors of those that are `curved`, and the sum of
         trace(W B)."""
-        half, trace = self.probes // 2, 0.0
-        columns, errors = [], []
+        half, trace, columns, errors = self.probes // 2, 0.0, [], []
         with torch.no_grad():
             for piece, u in self.inverse.jacobian.push(self.z):
                 u = u.double().permute(1, 2, 0)  # (b, m, q)
-                whole, first, second = (
-                    self._batch(piece, u, probes) for probes in (slice(0, 2 * half), slice(0, half), slice(half, None))
-                )
+                parts = slice(None), slice(0, half), slice(half, None)
+                whole, first, second = (self._batch(piece, u, probes) for probes in parts)
                 flags = {CAPPED: whole.left_out.capped, LEVERAGE: whole.blocks.top_leverage()}
                 columns.append(scores_of(whole, names) | flags)
                 errors.append(standard_errors([first, second], curved))
@@ -288,9 +277,8 @@ class _Sketch:
             some = u[..., probes] * (self.probes / own.shape[-1]) ** 0.5
             return FactoredBlocks(some.unsqueeze(1), own.unsqueeze(1), curvature, weight, loss, whole=True)
 
-        return _score_batch(
-            loss, piece.outputs, piece.batch.targets, blocks, lambda: self.derivatives.gradients(piece.rows)
-        )
+        f, y = piece.outputs, piece.batch.targets
+        return _score_batch(loss, f, y, blocks, lambda: self.derivatives.norms(piece.rows))
 
     @cached_property
     def derivatives(self) -> RecordDerivatives:

@@ -91,11 +91,11 @@ class Steepest(NamedTuple):
     curvature: torch.Tensor
 
     def solve(self, right: torch.Tensor, damping: float) -> torch.Tensor:
-        """An approximate (curvature + λ)⁻¹, up to a factor, of rows (s, P)."""
+        """An approximate (curvature + λ)⁻¹, up to a factor, of columns (P, s)."""
         if not len(self.curvature):
             return right
         shrunk = (self.curvature[0] + damping) / (self.curvature + damping) - 1.0
-        return torch.addmm(right, (right @ self.directions.T).mul_(shrunk), self.directions)
+        return torch.addmm(right.T, (right.T @ self.directions.T).mul_(shrunk), self.directions).T
 
 
 def rank_for(right_sides: int) -> int:
@@ -170,11 +170,7 @@ class InverseCurvature:
         self.preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
         precondition = None
         if preconditioner == "nystrom":
-            directions = steepest(self.jacobian, rank)
-
-            def precondition(right: torch.Tensor) -> torch.Tensor:
-                return directions.solve(right.T, self.curvature.damping).T
-
+            precondition = partial(steepest(self.jacobian, rank).solve, damping=curvature.damping)
         # what curves downwards along one right side would spoil the directions of all
         solve = shared_cg if curvature.kind == "ggn" else column_cg
         stops: Any = {"tolerance": tolerance, "most_steps": most_steps, "allow_unconverged": allow_unconverged}
