@@ -24,7 +24,7 @@ from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 PROBES = 64
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves
-OF_SKETCH = ("probes", "tolerance", "allow_unconverged", "seed", "memory")  # what a sketch of a network takes
+OF_SKETCH = ("probes", "tolerance", "allow_unconverged", "seed")  # what a sketch of a network takes
 METHODS = {Sketch: "sketch", Solves: "exact"}
 REPORTED_AS = {"worst_residual": "residual", "most_steps_taken": "steps"}
 
@@ -137,6 +137,4 @@ def _method(curvature: Method | Dense | Auto | None) -> Method:
             if field.name not in OF_SKETCH and getattr(curvature, field.name) != field.default:
                 got = f"{field.name}={getattr(curvature, field.name)!r}"
                 raise fail("curvature", "a sketch without options of a head's alone", got, f"leave {field.name} out")
-        if curvature.memory is not None:
-            raise fail("memory", "memory= of Depths", "that of the sketch", "give it to Depths")
     return curvature

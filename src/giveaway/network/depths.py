@@ -10,9 +10,9 @@ from torch import nn
 
 from giveaway.checks import check_choice, check_positive, fail
 from giveaway.network.network import Network
+from giveaway.network.solves import CURVATURES
 
 DEPTH = re.compile(r"head|all|last:[1-9][0-9]*")
-CURVATURES = ("ggn", "hessian")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class RecordDerivatives:
         return self._pieces(rows, jacobians=True)
 
     def norms(self, rows: Rows = None) -> torch.Tensor:
-        """‖∇_θ ℓ_i‖ (k,)."""
+        """Return ‖∇_θ ℓ_i‖ (k,) of these records, by default of all."""
         return torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in self.gradients(rows)])
 
     def _pieces(self, rows: Rows, *, jacobians: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -78,11 +78,6 @@ def row_numbers(network: Network, rows: Any) -> torch.Tensor:
     return numbers.to(torch.int64)
 
 
-def gradient_norm(network: Network, rows: Rows = None) -> torch.Tensor:
-    """‖∇_θ ℓ_i‖ through the chosen parameters, (k,)."""
-    return RecordDerivatives(network).norms(rows)
-
-
 def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None) -> torch.Tensor:
     """Σ_c η_c ‖∇ℓ_i(θ_c)‖² (k,): the self-influence of records, by default of all."""
     if not checkpoints:
@@ -90,6 +85,6 @@ def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None
     total = torch.zeros((), dtype=torch.float64)
     for state, rate in checkpoints:
         remedy = "pass the learning rate of that part of the training"
-        norms = gradient_norm(network.at(state), rows).double()
+        norms = RecordDerivatives(network.at(state)).norms(rows).double()
         total = total + check_number("checkpoints", rate, minimum=0.0, remedy=remedy) * norms.square()
     return total

@@ -18,6 +18,7 @@ FEWEST, MOST = 128, 512  # directions that pay
 SEED = 0x5EED0FDA  # sets the signs of parameters apart from those of records
 VECTORS = 10  # of P numbers that one column takes while it is solved
 PRECONDITIONERS = ("nystrom", "none")
+CURVATURES = ("ggn", "hessian")
 
 Solve = Callable[[torch.Tensor], Solution]
 
@@ -164,7 +165,7 @@ class InverseCurvature:
         check_whole("rank", rank, remedy="128 suits most networks")
         self.network, self.tolerance = network, tolerance
         if isinstance(curvature, str):
-            check_choice("curvature", curvature, ("ggn", "hessian"))
+            check_choice("curvature", curvature, CURVATURES)
             curvature = (GaussNewton if curvature == "ggn" else Hessian)(network, damping)
         self.curvature, self.jacobian = curvature, curvature.jacobian
         self.preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
