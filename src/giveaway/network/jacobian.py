@@ -74,10 +74,10 @@ class ColumnByColumn:
         with torch.enable_grad():
             u = torch.zeros_like(self.outputs).requires_grad_()
             linear = self._gradients(u, create_graph=True)
-            columns = []
+            columns: list[torch.Tensor] = []
             for column in zip(*(tangents[name] for name in linear), strict=True):
                 parts = [(a * b.view_as(a)).sum() for a, b in zip(linear.values(), column, strict=True)]
-                columns += torch.autograd.grad(sum(parts), u, retain_graph=True)  # type: ignore[arg-type]
+                columns += torch.autograd.grad(sum(parts), u, retain_graph=True)
         return torch.stack(columns)
 
     def backward(self, cotangents: torch.Tensor) -> Values:
