@@ -267,7 +267,10 @@ def test_words_of_mistakes(options, words):
             {"curvature": Sketch(precision="float64")},
             "curvature: expected a sketch without options of a head's alone, got",
         ),
-        ({"curvature": Sketch(memory=1.0)}, "memory: expected memory= of Depths, got that of the sketch; give it to"),
+        (
+            {"curvature": Sketch(memory=1.0)},
+            "curvature: expected a sketch without options of a head's alone, got memory",
+        ),
     ],
 )
 def test_what_a_network_does_not_take(options, words):

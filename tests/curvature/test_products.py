@@ -69,9 +69,8 @@ def test_draws_are_the_root_times_its_signs(kind, options):
     kind=st.sampled_from(["squared_many", "one_logit", "classes", "multi_label"]),
     cut=st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda cut: cut[0] < cut[1]),
     rows=st.integers(1, 70),
-    cached=st.integers(1, 20_000),
 )
-def test_windows_and_cuts_of_the_probes_change_nothing(kind, cut, rows, cached):
+def test_windows_and_cuts_of_the_probes_change_nothing(kind, cut, rows):
     head = made_head(kind, l2=0.3)
     products = HeadProducts(head, head.l2)
     whole = products.draw(2, slice(0, 100), FLOAT64)
@@ -80,7 +79,6 @@ def test_windows_and_cuts_of_the_probes_change_nothing(kind, cut, rows, cached):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products_module, "LEAST_ROWS", 1)
         patch.setattr(products_module, "MOST_ROWS", rows)
-        patch.setattr(products_module, "CACHED", cached)
         assert max(len(window) for window in products.windows(1)) <= rows
         part = products.draw(2, slice(*cut), FLOAT64)
         torch.testing.assert_close(part, whole[:, :, cut[0] : cut[1]], rtol=0, atol=1e-12 * float(whole.abs().max()))
@@ -252,17 +250,6 @@ def test_fewer_records_change_the_steps_and_not_the_solution(monkeypatch, heavie
     right = products.apply(exact, FLOAT64)
     left = products.apply(solution.x, FLOAT64) - right
     assert float(torch.linalg.vector_norm(left) / torch.linalg.vector_norm(right)) < 1e-9
-
-
-def test_rows_that_are_held_are_those_that_are_looked_up(monkeypatch):
-    products = HeadProducts(scaled_head(), 1e-2)
-    monkeypatch.setattr(products_module, "HEAVIEST", 20)
-    held, looked_up = (
-        matrix_of(ClassBlocks(products, FLOAT64, every_record=False, hold_rows=hold), products)
-        for hold in (True, False)
-    )
-    np.testing.assert_allclose(held, looked_up, rtol=1e-9, atol=1e-12 * np.abs(held).max())
-    assert not np.allclose(held, matrix_of(ClassBlocks(products, FLOAT64), products), rtol=1e-2)
 
 
 @pytest.mark.parametrize(("precision", "error"), [(FLOAT64, 1e-6), (FLOAT32, 2e-2)], ids=["float64", "float32"])

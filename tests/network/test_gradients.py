@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from giveaway.checks import InputError
-from giveaway.network import Network, RecordDerivatives, gradient_norm, tracin
+from giveaway.network import Network, RecordDerivatives, tracin
 from tests.network.cases import DEPTHS, KINDS, dense, made, network_of
 from tests.network.test_products import Cube, cubed
 
@@ -23,7 +23,7 @@ def test_records_one_by_one(kind, depth):
     torch.testing.assert_close(torch.cat([part for _, part in pieces]), exact.gradients(), rtol=1e-10, atol=1e-12)
     found = torch.cat([part for _, part in derivatives.jacobians([5, 0, 7])])
     torch.testing.assert_close(found, exact.jacobian[[5, 0, 7]], rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(gradient_norm(network), exact.gradients().norm(dim=1), rtol=1e-10, atol=0)
+    torch.testing.assert_close(derivatives.norms(), exact.gradients().norm(dim=1), rtol=1e-10, atol=0)
     assert derivatives.notes == []
 
 
@@ -42,7 +42,7 @@ def test_layers_that_vmap_cannot_trace():
 def test_rows_that_are_none(rows):
     network = network_of("mlp")
     with pytest.raises(InputError, match="rows: expected record numbers from 0 to 17"):
-        gradient_norm(network, rows)
+        RecordDerivatives(network).norms(rows)
 
 
 def checkpoints(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list:

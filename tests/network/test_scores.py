@@ -62,20 +62,6 @@ def test_chosen_rows_come_in_the_order_asked():
         score_records(inverse, scores=["newten"])
 
 
-def test_a_loss_of_the_user_s_equals_the_built_in_one():
-    def crossed(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none").sum(1)
-
-    model, x, y = made("mlp")
-    y = targets_for("binary_cross_entropy", y)
-    options = {"damping": 0.1, **TIGHT}
-    known = score_records(InverseCurvature(Network(model, (x, y), loss="binary_cross_entropy"), **options))
-    given = score_records(InverseCurvature(Network(model, (x, y), loss=crossed), **options))
-    assert set(known.columns) - set(given.columns) == {"entropy", "margin"}
-    for name in given.columns:
-        torch.testing.assert_close(given[name], known[name], rtol=1e-8, atol=1e-12)
-
-
 def minimum(model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: str, l2: float) -> None:
     """Train to the minimum of the summed loss + l2/2·‖θ‖², by Newton steps with the whole Hessian."""
     names = [name for name, _ in model.named_parameters()]

@@ -106,25 +106,14 @@ def test_negative_curvature_is_found_and_the_remedies_work():
         assert set(InverseCurvature(network, most_steps=2000, **remedy)(b).status) == {"converged"}
 
 
-def test_negative_curvature_of_a_loss_of_the_user_s_is_found_too():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
-    x, y = torch.randn(30, 4, dtype=torch.float64), 3 * torch.randn(30, 2, dtype=torch.float64)
-    network = Network(model, (x, y), loss=lambda f, t: torch.log1p((f - t).square()).sum(1))
-    b = right_sides(network.size, 6)
-    with pytest.raises(SolveError, match="nowhere negative"):
-        InverseCurvature(network, damping=0.01, preconditioner="none")(b)
-    assert set(InverseCurvature(network, damping=100.0, preconditioner="none")(b).status) == {"converged"}
-
-
 def test_running_out_of_steps():
     network = untrained()
     with pytest.raises(SolveError, match=r"expected a residual of 1e-08 .* after 2 steps; allow more steps"):
         score_records(InverseCurvature(network, damping=0.01, most_steps=2, tolerance=1e-8), [0])
     allowed = InverseCurvature(network, damping=0.01, most_steps=2, tolerance=1e-8, allow_unconverged=True)
-    found = score_records(allowed, [0, 1])
-    assert found.report["unsolved"] > 0
-    assert bool((found.residual > 1e-8).all())
+    report = score_records(allowed, [0, 1]).report
+    assert report["unsolved"] > 0
+    assert report["worst_residual"] > 1e-8
 
 
 @pytest.mark.parametrize(

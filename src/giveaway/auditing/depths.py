@@ -24,7 +24,7 @@ from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 PROBES = 64
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves
-OF_SKETCH = ("probes", "tolerance", "allow_unconverged", "seed", "memory")  # what a sketch of a network takes
+OF_SKETCH = ("probes", "tolerance", "allow_unconverged", "seed")  # what a sketch of a network takes
 METHODS = {Sketch: "sketch", Solves: "exact"}
 REPORTED_AS = {"worst_residual": "residual", "most_steps_taken": "steps"}
 
@@ -87,8 +87,8 @@ class DepthAudit:
     def _score(self, network: Network, checkpoint: Checkpoint, place: str, on_solved: OnPart) -> NetworkScores:
         """Score one depth, or load it; a finished one needs the parts of its solves no more."""
         if (columns := checkpoint.load(place)) is not None:
-            capped, residual, report = (columns.pop(name) for name in ("capped", "residual", "report"))
-            return NetworkScores(self.rows, columns, capped, residual, json.loads(bytes(report.tolist())))
+            capped, report = columns.pop("capped"), columns.pop("report")
+            return NetworkScores(self.rows, columns, capped, json.loads(bytes(report.tolist())))
         began, method = time.perf_counter(), self.method
         exact = method if isinstance(method, Solves) else Solves()
         inverse = InverseCurvature(
@@ -109,7 +109,7 @@ class DepthAudit:
             scored = of_network.score_records(inverse, self.rows, at_once=of_network.AT_ONCE, **options)
         scored.report.update(method=METHODS[type(method)], seconds=round(time.perf_counter() - began, 3))
         written = torch.frombuffer(bytearray(json.dumps(scored.report).encode()), dtype=torch.uint8)
-        finished = {**scored.columns, "capped": scored.capped, "residual": scored.residual, "report": written}
+        finished = {**scored.columns, "capped": scored.capped, "report": written}
         checkpoint.save(place, finished)
         solves.drop()
         return scored
@@ -137,6 +137,4 @@ def _method(curvature: Method | Dense | Auto | None) -> Method:
             if field.name not in OF_SKETCH and getattr(curvature, field.name) != field.default:
                 got = f"{field.name}={getattr(curvature, field.name)!r}"
                 raise fail("curvature", "a sketch without options of a head's alone", got, f"leave {field.name} out")
-        if curvature.memory is not None:
-            raise fail("memory", "memory= of Depths", "that of the sketch", "give it to Depths")
     return curvature

@@ -29,7 +29,8 @@ from giveaway.extract.torch_model import load_weights
 from giveaway.extract.user_files import call_factory, load_estimator, records_from
 from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
-from giveaway.network.depths import CURVATURES, Depths, Solves, checked_depths
+from giveaway.network.depths import Depths, Solves, checked_depths
+from giveaway.network.solves import CURVATURES
 from giveaway.records import Head, LossTrace
 from giveaway.records.texts import Texts
 from giveaway.storage.arrays import read_npy

@@ -7,8 +7,7 @@ leave_out(v) : (I − B W)⁻¹ v, which groups were capped, and their leverage
 curvature_form(v) : vᵀ W v, summed over a group's records
 top_leverage : the largest eigenvalue of W B
 
-A `rotation` (N, s, m, m) gives the coordinates v = V v′ in which a user's loss has a diagonal W. `whole` says that the
-block is B itself; otherwise a softmax block is B up to constants in whole rows and columns.
+`whole` says that the block is B itself; otherwise a softmax block is B up to constants in whole rows and columns.
 """
 
 from dataclasses import replace
@@ -59,12 +58,11 @@ class MatrixBlocks:
         whole: bool = False,
         complement: torch.Tensor | None = None,
         error: tuple[torch.Tensor, float] | None = None,
-        rotation: torch.Tensor | None = None,
     ) -> None:
         s, c, _, _, q = block.shape
         m = curvature.weights.shape[2]
         self.per_group = m // c
-        self.loss, self.complement, self.error, self._rotation = loss, complement, error, rotation
+        self.loss, self.complement, self.error = loss, complement, error
         self._fold, self._unfold, self._size = (s, c, q), (s, m, -1), (s * c, s * c, q)
         self._right = replace(curvature, weights=curvature.weights.permute(1, 2, 0).reshape(self._fold))
         self._left = replace(curvature, weights=self._right.weights[:, :, None, None])
@@ -95,7 +93,7 @@ class MatrixBlocks:
         return (centred * (self.loss.sensitivity * self.weight)[:, None, None, None]).reshape(self._size)
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
-        matrices = self.logit_sensitivity if logit else self.spread if self.loss.convex else self.sensitivity
+        matrices = self.logit_sensitivity if logit else self.spread
         traces = self._each(matrices.diagonal(dim1=0, dim2=1).sum(1)).sum(0)
         if logit or self.complement is None or self.error is None:  # a sketch has another one
             return traces
@@ -131,8 +129,6 @@ class MatrixBlocks:
             columns, capped = solve_floored(complement, right, 1.0 - CAP, at_most_one=exact)
             solved = columns.squeeze(2).T
         moved = step + self._apply(scale * self._right.root(solved.reshape(self._fold), -2))
-        if not self.loss.convex:
-            self._leave_out_concave_(moved, step)
         top = self._each(self.spread.diagonal(dim1=0, dim2=1).sum(1)).amax(0) if self._fold[1] == 1 else None
         return LeaveOutStep(self._unfolded(moved), self._each(capped).any(0), top)
 
@@ -144,22 +140,12 @@ class MatrixBlocks:
     def top_leverage(self) -> torch.Tensor:
         return self._each(top_eigenvalue(self.spread)).amax(0)
 
-    def _leave_out_concave_(self, moved: torch.Tensor, step: torch.Tensor) -> None:
-        """Put (I − B W)⁻¹ v into `moved` for records whose W has negative eigenvalues, and so no root."""
-        concave = (self._right.weights < 0).any(1).any(0)
-        if bool(concave.any()):
-            matrices = self.sensitivity[:, :, concave].permute(2, 1, 0)  # B W, since B is symmetric
-            identity = torch.eye(self._size[0], dtype=step.dtype, device=step.device)
-            right = step[:, :, concave].reshape(self._size[0], -1).T.unsqueeze(2)
-            solved = torch.linalg.solve(identity - matrices, right).squeeze(2).T
-            moved[:, :, concave] = solved.reshape(*self._fold[:2], -1)
-
     def _folded(self, v: torch.Tensor) -> torch.Tensor:
         """Vectors (N, s, m) as (s, c, Q)."""
-        return _turned(v, self._rotation).permute(1, 2, 0).reshape(self._fold)
+        return v.permute(1, 2, 0).reshape(self._fold)
 
     def _unfolded(self, v: torch.Tensor) -> torch.Tensor:
-        return _turned(v.reshape(self._unfold).permute(2, 0, 1), self._rotation, back=True)
+        return v.reshape(self._unfold).permute(2, 0, 1)
 
     def _apply(self, v: torch.Tensor) -> torch.Tensor:
         return (self.block.view(self._size) * v.reshape(self._size[1:])).sum(1).view(self._fold)
@@ -182,17 +168,13 @@ class FactoredBlocks:
         loss: Loss,
         *,
         whole: bool = False,
-        rotation: torch.Tensor | None = None,
     ) -> None:
         n, s, m, q = u.shape
-        if rotation is not None:
-            u, signs = rotation.mT @ u, rotation.mT @ signs
         self._curvature, self._loss = replace(curvature, weights=curvature.weights.unsqueeze(3)), loss
         self._whole = u if whole else None
         self.u = self._curvature.contrast(u, -2)
         self.weight = sample_weight.to(u.dtype)
-        self._signs, self._rotation = signs, rotation
-        self._rows = (n, s * m, q)
+        self._signs, self._rows = signs, (n, s * m, q)
 
     @cached_property
     def _inner(self) -> torch.Tensor:
@@ -237,13 +219,12 @@ class FactoredBlocks:
         return scale * (0.5 * norm).to(torch.float64).clamp_min(0.0)
 
     def image(self, v: torch.Tensor) -> torch.Tensor:
-        v = _turned(v, self._rotation)
         u, (v, scale) = self.u.view(self._rows), _scaled(self._loss.project(v, -1))  # u stands for contrasts
         product = u @ (u.mT @ v.to(u.dtype).reshape(len(u), -1, 1))
-        return _turned(product.view(v.shape).to(torch.float64) * scale, self._rotation, back=True)
+        return product.view(v.shape).to(torch.float64) * scale
 
     def leave_out(self, v: torch.Tensor) -> LeaveOutStep:
-        (n, s, m), v = v.shape, _turned(v, self._rotation)
+        n, s, m = v.shape
         inner, scale = _scaled(self._root(v.unsqueeze(3)).reshape(n, s * m, 1))
         inner = inner.to(self.u.dtype)
         basis = self._directions(inner)
@@ -255,10 +236,10 @@ class FactoredBlocks:
         outer = basis @ (solved * ((probes - k - 1) / probes)).to(inner.dtype)
         step = v + (self.u.view(self._rows) @ (self._inner.mT @ outer)).view(n, s, m).to(torch.float64) * scale
         top = top_eigenvalue((along.mT @ along).to(torch.float64).permute(1, 2, 0))
-        return LeaveOutStep(_turned(step, self._rotation, back=True), capped, top)
+        return LeaveOutStep(step, capped, top)
 
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
-        return self._root(_turned(v, self._rotation).unsqueeze(3)).square().sum((1, 2, 3))
+        return self._root(v.unsqueeze(3)).square().sum((1, 2, 3))
 
     def top_leverage(self) -> torch.Tensor:
         """The largest eigenvalue of C Cᵀ, over all directions and not only those of a step."""
@@ -318,11 +299,6 @@ class FactoredBlocks:
 
 
 Blocks = MatrixBlocks | FactoredBlocks
-
-
-def _turned(v: torch.Tensor, rotation: torch.Tensor | None, *, back: bool = False) -> torch.Tensor:
-    """v (N, s, m) in the coordinates of the rotation, or back in those of the outputs."""
-    return v if rotation is None else ((rotation if back else rotation.mT) @ v.unsqueeze(-1)).squeeze(-1)
 
 
 def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,6 @@ Outputs f are (..., m). Targets y are class numbers (...) or rows of probabiliti
 for every other loss. Values are per record. Heads and networks share these classes.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -17,9 +16,11 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 NAMES = ("squared", "cross_entropy", "binary_cross_entropy")
 
 
-class Loss(ABC):
+class Loss:
     """A loss of m outputs.
 
+    value(f, y), gradient(f, y), curvature(f) : ℓ, g = ∂ℓ/∂f, and W at the outputs f
+    check_targets(y, f) : all targets (n, ...) as the other methods take them; f (b, m) are outputs of the first records
     sensitivity : −∂g/∂y, which multiplies B in logit-space scores
     coupled : whether W couples the outputs (softmax); otherwise it is diagonal
     shared : whether all outputs and records have the same curvature
@@ -27,7 +28,6 @@ class Loss(ABC):
         `entropy(f)`, −Σ p log p of the prediction, summed over labels;
         `margin(f, y)`, how far the best wrong answer leads the right one;
         `log_odds(f, y)`, φ = log p_y − log(1 − p_y) of the true class, and its gradient ∂φ/∂f
-    convex : whether the loss is known to be convex in the outputs
     degrees : r, the number of independent directions of an output
     pairs : how many numbers `pair_weights` has for a record
     """
@@ -36,7 +36,10 @@ class Loss(ABC):
     coupled = False
     shared = False
     classes = False
-    convex = True
+    value: LossFunction
+    gradient: LossFunction
+    check_targets: LossFunction
+    curvature: Callable[[torch.Tensor], OutputCurvature]
     entropy: Callable[[torch.Tensor], torch.Tensor]
     margin: LossFunction
     log_odds: LossFunction
@@ -47,31 +50,6 @@ class Loss(ABC):
         self.degrees = m - 1 if self.coupled else m
         self.pairs = 1 if self.shared else m * (m - 1) // 2 if self.coupled else m
 
-    @abstractmethod
-    def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """ℓ."""
-
-    @abstractmethod
-    def gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """g = ∂ℓ/∂f."""
-
-    @abstractmethod
-    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> OutputCurvature:
-        """W at the outputs f, in the coordinates of `rotation`; only a user's loss looks at the targets."""
-
-    @abstractmethod
-    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        """All targets (n, ...) as the other methods take them; f (b, m) are the outputs of the first few records."""
-
-    @property
-    def each(self) -> "Loss":
-        """The loss of one of the positions that `grouped` tells apart."""
-        return self
-
-    def grouped(self, f: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Outputs (b, s, m), targets (b, s, …) and weights (b, s) of the s positions of each of b records."""
-        return f.unsqueeze(1), y.unsqueeze(1), torch.ones(len(f), 1, dtype=f.dtype, device=f.device)
-
     def gap(self, f: torch.Tensor, y: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         """ℓ(f + step) − ℓ(f), without cancellation where the loss has a formula for it."""
         return self.value(f + step, y) - self.value(f, y)
@@ -80,18 +58,14 @@ class Loss(ABC):
         """How wrong the output is, in the units of the target: ‖f − y‖, or the largest |p − y|."""
         return self.gradient(f, y).abs().amax(-1)
 
-    def rotation(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
-        """Eigenvectors V (..., m, m) of W where it is diagonal only in their coordinates, otherwise None."""
-        return None
-
-    def curve(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    def curve(self, f: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         """W u of vectors u (..., b, m)."""
-        curvature = self.curvature(f, y)
+        curvature = self.curvature(f)
         return curvature.curve(curvature.contrast(u, -1), -1)
 
-    def root(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    def root(self, f: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         """S u of vectors u (..., b, m)."""
-        return self.curvature(f, y).root(u, -1)
+        return self.curvature(f).root(u, -1)
 
     def diagonal(self, f: torch.Tensor) -> torch.Tensor:
         """The diagonal of W."""
@@ -133,7 +107,7 @@ class Squared(Loss):
     def residual(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (f - y).norm(dim=-1)
 
-    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> DiagonalCurvature:
+    def curvature(self, f: torch.Tensor) -> DiagonalCurvature:
         return DiagonalCurvature(torch.full_like(f, 2.0))
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
@@ -160,7 +134,7 @@ class Logistic(Loss):
         near = grown.isfinite() & (grown > -0.5)
         return torch.where(near, torch.log1p(grown.clamp_min(-0.5)), far).sum(-1)
 
-    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> DiagonalCurvature:
+    def curvature(self, f: torch.Tensor) -> DiagonalCurvature:
         return DiagonalCurvature(_seen(torch.sigmoid(f) * torch.sigmoid(-f)))
 
     def targets(self, y: torch.Tensor) -> torch.Tensor:
@@ -213,7 +187,7 @@ class Softmax(Loss):
         far = torch.logsumexp(f + step - own, -1) - torch.logsumexp(f, -1)
         return torch.where(grown.isfinite() & (grown > -0.5), torch.log1p(grown.clamp_min(-0.5)), far)
 
-    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> SoftmaxCurvature:
+    def curvature(self, f: torch.Tensor) -> SoftmaxCurvature:
         return SoftmaxCurvature(_seen(torch.softmax(f, -1)))
 
     def diagonal(self, f: torch.Tensor) -> torch.Tensor:
@@ -221,12 +195,10 @@ class Softmax(Loss):
         return p * self.complement(p)
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        p = _seen(torch.softmax(f, -1))
-        diagonal = (p * self.complement(p)).T
-        p = p.T.contiguous()
+        p = _seen(torch.softmax(f, -1)).T.contiguous()
         rows, columns = torch.triu_indices(self.degrees, self.degrees, device=f.device)
         packed = p.neg()[rows].mul_(p[columns])
-        packed[rows == columns] = diagonal[:-1]
+        packed[rows == columns] = self.diagonal(f).T[:-1]
         return packed
 
     def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
@@ -273,68 +245,8 @@ class Softmax(Loss):
         return (1.0 - p).scatter(-1, index, torch.where(top > 0.5, rest, 1.0 - top))
 
 
-class UserLoss(Loss):
-    """A user's function from outputs (b, m) and targets to one loss a record (b,); g and W come by differentiation."""
-
-    convex = False  # as far as anybody knows
-
-    def __init__(self, function: LossFunction, m: int) -> None:
-        super().__init__(m)
-        self.function = function
-
-    def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        each = self.function(f.reshape(-1, self.m), y.reshape(-1, *y.shape[f.ndim - 1 :]))
-        return each.view(f.shape[:-1])
-
-    def gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.func.grad(lambda outputs: self.value(outputs, y).sum())(f)
-
-    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> DiagonalCurvature:
-        """The eigenvalues of W; those that rounding alone made negative count as zero."""
-        assert y is not None
-        values = torch.linalg.eigh(self._matrix(f, y))[0]
-        rounding = 64 * self.m * torch.finfo(f.dtype).eps
-        return DiagonalCurvature(torch.where(values.abs() <= rounding, values.clamp_min(0), values))
-
-    def rotation(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.eigh(self._matrix(f, y))[1]
-
-    def curve(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        return (self._matrix(f, y) @ u.unsqueeze(-1)).squeeze(-1)
-
-    def root(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        """S u with the symmetric root S, which does not depend on how eigenvectors are chosen."""
-        weights, vectors = self.curvature(f, y).weights, self.rotation(f, y)
-        if bool((weights[..., 0] < -1e-5 * weights.abs().amax(-1)).any()):
-            remedy = "score chosen records instead of a sketch of all"
-            raise fail("loss", "a loss that is convex in the outputs", "negative curvature in them", remedy)
-        return (vectors @ (weights.clamp_min(0).sqrt().unsqueeze(-1) * (vectors.mT @ u.unsqueeze(-1)))).squeeze(-1)
-
-    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        value = self.function(f, y[: len(f)].to(f.device, f.dtype if y.is_floating_point() else None))
-        if not isinstance(value, torch.Tensor) or value.shape != f.shape[:1]:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise fail("loss", "one value a record, shape (records,)", got, 'do not sum or average: reduction="none"')
-        return y
-
-    def _matrix(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """W (..., m, m): the gradient's backward pass, output by output, gives its rows, since records do not mix."""
-        backward = torch.func.vjp(lambda outputs: self.gradient(outputs, y), f)[1]
-        return torch.func.vmap(lambda unit: backward(unit)[0])(unit_vectors(f)).movedim(0, -2)
-
-
-def unit_vectors(f: torch.Tensor) -> torch.Tensor:
-    """The m unit vectors of every record's outputs f (..., m), as (m, ..., m)."""
-    m = f.shape[-1]
-    return torch.eye(m, dtype=f.dtype, device=f.device).view(m, *(1,) * (f.ndim - 1), m).expand(m, *f.shape)
-
-
-def loss_named(loss: str | LossFunction | Loss, m: int) -> Loss:
-    """The loss of m outputs that a name stands for, or that a user's function is."""
-    if isinstance(loss, Loss):
-        return loss
-    if callable(loss):
-        return UserLoss(loss, m)
+def loss_named(loss: str, m: int) -> Loss:
+    """The loss of m outputs that a name stands for."""
     check_choice("loss", loss, NAMES)
     if loss == "squared":
         return Squared(m)

@@ -24,8 +24,8 @@ class DiagonalCurvature:
         return self.weights * v
 
     def root(self, v: torch.Tensor, dim: int) -> torch.Tensor:
-        """S v; negative weights, which a user's loss may have, count as zero."""
-        return self.weights.clamp_min(0).sqrt() * v
+        """S v."""
+        return self.weights.sqrt() * v
 
     root_transposed = root
 

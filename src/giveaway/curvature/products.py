@@ -16,7 +16,6 @@ ALIGNED = 8  # numbers in a row, on a GPU
 HOST_BYTES, GPU_BYTES = 8_000_000, 2_200_000_000  # of one array between two products
 LEAST_ROWS, MOST_ROWS = 128, 16_384
 FUSED_FROM = 1e8  # records × outputs on a GPU, from which compiling pays
-CACHED = 1 << 20  # numbers of an array that a CPU passes over many times
 WORTH = 4  # features a column, up to which it pays to sum every record into every output's preconditioner
 HEAVIEST = 16_384  # at most so many records, or an eighth of all, are summed otherwise
 WEIGHTS = torch.bfloat16  # the type in which their weights are held
@@ -112,18 +111,13 @@ class HeadProducts:
 
     def _rooted_signs(self, seed: int, window: Window, probes: slice, precision: Precision) -> Parts:
         """S_j ω_j with S Sᵀ = s_j W_j and the signs ω of these probes, as (rows, k·s) factors of `precision`."""
-        rows = len(window) if window.numbers.is_cuda else max(1, CACHED // (self.k * (probes.stop - probes.start)))
-        rooted = []
-        for start in range(0, len(window), rows):
-            part = window.part(slice(start, start + rows))
-            if self.loss.coupled:
-                passed = self._compiled(_root_softmax, part)
-                of_part = passed(seed, part.numbers, probes.start, probes.stop, *self._probabilities(part, precision))
-            else:
-                root = self.diagonal(part).sqrt().to(precision.dtype).unsqueeze(2)
-                of_part = signs(seed, part.numbers, self.k, probes, dtype=precision.dtype) * root
-            rooted.append(of_part.flatten(1))
-        return precision.parts(rooted[0] if len(rooted) == 1 else torch.cat(rooted))
+        if self.loss.coupled:
+            passed, given = self._compiled(_root_softmax, window), self._probabilities(window, precision)
+            rooted = passed(seed, window.numbers, probes.start, probes.stop, *given)
+        else:
+            root = self.diagonal(window).sqrt().to(precision.dtype).unsqueeze(2)
+            rooted = signs(seed, window.numbers, self.k, probes, dtype=precision.dtype) * root
+        return precision.parts(rooted.flatten(1))
 
     def _probabilities(self, window: Window, precision: Precision) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.softmax(window.outputs.to(precision.dtype), 1), window.weights.to(precision.dtype).unsqueeze(1)
@@ -157,16 +151,14 @@ def preconditioner_for(
     """Make the better preconditioner that fits in `memory` bytes, for solves of `columns` columns in all."""
     if precision is None:
         precision = Precision("tf32" if products.head.device.type == "cuda" else "float32")
-    (width, k), records = products.shape, products.head.n // products.processes.size
+    width, k = products.shape
     every_record = width <= WORTH * columns
     blocks = k * width * width * precision.dtype.itemsize
     if not every_record:
         blocks += WEIGHTS.itemsize * k * products.head.n // products.processes.size
     if blocks > memory:
         return SharedGram(products, precision)
-    # rows are looked up for every output: better from memory than from files, where they fit
-    hold_rows = blocks + records * width * precision.dtype.itemsize <= memory
-    return ClassBlocks(products, precision, every_record=every_record, hold_rows=hold_rows)
+    return ClassBlocks(products, precision, every_record=every_record)
 
 
 class ClassBlocks:
@@ -175,9 +167,7 @@ class ClassBlocks:
 
     name = "class blocks"
 
-    def __init__(
-        self, products: HeadProducts, precision: Precision, *, every_record: bool = True, hold_rows: bool = True
-    ) -> None:
+    def __init__(self, products: HeadProducts, precision: Precision, *, every_record: bool = True) -> None:
         width, k = products.shape
         self.dtype = precision.dtype
         blocks = torch.zeros(k, width, width, dtype=precision.dtype, device=products.head.device)
@@ -188,7 +178,7 @@ class ClassBlocks:
                 for of_output, block in zip(root.T, blocks, strict=True):
                     _add_square(block, x * of_output.unsqueeze(1), precision)
         else:
-            _add_heaviest(blocks, products, precision, hold_rows=hold_rows)
+            _add_heaviest(blocks, products, precision)
         products.processes.sum_(blocks)
         for block in blocks:
             block.copy_(_regularized_inverse(block, products.penalty.view(-1)))
@@ -198,7 +188,7 @@ class ClassBlocks:
         return self._products.project_(torch.bmm(self._inverses, r.transpose(0, 1)).transpose(0, 1))
 
 
-def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Precision, *, hold_rows: bool) -> None:
+def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Precision) -> None:
     """Add the records with the largest weights of each output, and the rest of its weight times the mean record."""
     (width, k), device, dtype = products.shape, blocks.device, precision.dtype
     amount = torch.zeros(k, dtype=torch.float64, device=device)
@@ -207,22 +197,18 @@ def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Preci
     first, records = (slices[0].start, slices[-1].stop - slices[0].start) if slices else (0, 0)
     # allocated whole: pieces that are put together at the end would take the memory twice
     weights = torch.empty(k, records, dtype=WEIGHTS, device=device)
-    design = torch.empty(records if hold_rows else 0, width, dtype=dtype, device=device)
     for part in slices:
         window, here = products.head.window(part), slice(part.start - first, part.stop - first)
         weight = products.diagonal(window)
         weights[:, here] = weight.T
         amount += weight.sum(0)
-        x = window.rows(dtype, width)
-        _add_square(mean, x, precision)
-        if hold_rows:
-            design[here] = x
+        _add_square(mean, window.rows(dtype, width), precision)
     products.processes.sum_(mean)
     mean /= products.head.n
     heaviest = min(HEAVIEST // products.processes.size, max(4 * width, records // 8), records)
     for weight, whole, block in zip(weights, amount.tolist(), blocks, strict=True):
         heavy, places = weight.float().topk(heaviest)
-        x = design[places] if hold_rows else products.head.window(first + places).rows(dtype, width)
+        x = products.head.window(first + places).rows(dtype, width)
         _add_square(block, x * heavy.sqrt().unsqueeze(1), precision)
         block += max(0.0, whole - float(heavy.sum())) * mean
 

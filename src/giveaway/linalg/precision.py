@@ -45,21 +45,20 @@ class Precision:
     def product(self, a: Parts, b: Parts) -> torch.Tensor:
         """Return a @ b in the type `between`."""
         if self.name == "bf16x3":
-            total = torch.mm(a[0], b[0], out_dtype=torch.float32)
-            self.add_product(total, a, b, leading=False)
+            total = torch.zeros(len(a[0]), b[0].shape[1], device=a[0].device)
+            self.add_product(total, a, b)
             return total
         with tf32_products(self.name == "tf32"):
             return a[0] @ b[0]
 
-    def add_product(self, total: torch.Tensor, a: Parts, b: Parts, *, leading: bool = True) -> None:
-        """total += a @ b, with `total` of type `dtype`; without `leading` only what the trailing halves add."""
+    def add_product(self, total: torch.Tensor, a: Parts, b: Parts) -> None:
+        """total += a @ b, with `total` of type `dtype`."""
         if self.name not in ("bf16", "bf16x3"):
             with tf32_products(self.name == "tf32"):
                 total.addmm_(a[0], b[0])
             return
-        pairs = [(a[0], b[0])] if leading else []
-        pairs += [(a[1], b[0]), (a[0], b[1])] if self.name == "bf16x3" else []
-        for one, other in pairs:
+        trailing = [(a[1], b[0]), (a[0], b[1])] if self.name == "bf16x3" else []
+        for one, other in [(a[0], b[0]), *trailing]:
             if total.is_cuda:
                 torch.addmm(total, one, other, out_dtype=torch.float32, out=total)
             else:

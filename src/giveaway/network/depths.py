@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from giveaway.checks import check_choice, check_positive, fail
-from giveaway.curvature.losses import Loss, LossFunction
 from giveaway.network.network import Network
+from giveaway.network.solves import CURVATURES
 
 DEPTH = re.compile(r"head|all|last:[1-9][0-9]*")
-CURVATURES = ("ggn", "hessian")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Depths:
         model: nn.Module,
         data: Any,
         *,
-        loss: str | LossFunction | Loss,
+        loss: str,
         damping: float,
         depths: str | Sequence[str] = ("all",),
         memory: float | None = None,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from giveaway.checks import check_number, fail
-from giveaway.curvature.losses import unit_vectors
-from giveaway.network.jacobian import CHECKED, ColumnByColumn, doubt, of_each_record
+from giveaway.extract.batches import RecordBatch
+from giveaway.network.jacobian import ColumnByColumn, doubt, of_each_record
 from giveaway.network.network import Network, Values, near
 
 Rows = slice | torch.Tensor | None
@@ -20,7 +20,7 @@ class RecordDerivatives:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        reason = doubt(network, lambda _: self._agrees(), "plain backward passes")
+        reason = doubt(network, self._agrees, "plain backward passes")
         self.notes = [] if reason is None else [f"vmap over records: {reason}"]
 
     def gradients(self, rows: Rows = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -31,15 +31,19 @@ class RecordDerivatives:
         """Yield J_i (b, m, P) with the record numbers, in pieces; by default of all records."""
         return self._pieces(rows, jacobians=True)
 
+    def norms(self, rows: Rows = None) -> torch.Tensor:
+        """Return ‖∇_θ ℓ_i‖ (k,) of these records, by default of all."""
+        return torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in self.gradients(rows)])
+
     def _pieces(self, rows: Rows, *, jacobians: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        network, compute = self.network, self._one_by_one if self.notes else self._at_once
+        network = self.network
         for numbers in row_numbers(network, rows).split(network.work.rows_of_gradients(network.m if jacobians else 1)):
             with network.evaluating():
-                each = compute(numbers, jacobians=jacobians)
+                if self.notes:
+                    each = self._one_by_one(numbers, jacobians=jacobians)
+                else:
+                    each = of_each_record(network, network.records.take(numbers), jacobians=jacobians)
             yield numbers, each
-
-    def _at_once(self, numbers: torch.Tensor, *, jacobians: bool) -> torch.Tensor:
-        return of_each_record(self.network, self.network.records.take(numbers), jacobians=jacobians)
 
     def _one_by_one(self, numbers: torch.Tensor, *, jacobians: bool) -> torch.Tensor:
         """Plain backward passes of each record beside another one: some models drop a batch dimension of one."""
@@ -48,18 +52,17 @@ class RecordDerivatives:
             batch = network.records.take(torch.tensor([number, number - 1 if number else min(1, network.n - 1)]))
             plain = ColumnByColumn(network, batch)
             f = plain.outputs
-            u = unit_vectors(f).clone() if jacobians else network.loss.gradient(f, batch.targets).unsqueeze(0)
-            u[:, 1] = 0
-            rows = network.parameters.join(plain.backward(u))
+            own = torch.eye(network.m).to(f) if jacobians else network.loss.gradient(f, batch.targets)[:1]
+            rows = network.parameters.join(plain.backward(torch.stack([own, torch.zeros_like(own)], 1)))
             found.append(rows if jacobians else rows[0])
         return torch.stack(found)
 
-    def _agrees(self) -> bool:
+    def _agrees(self, first: RecordBatch) -> bool:
         """Compare the first records with plain backward passes."""
-        network, numbers = self.network, torch.arange(min(CHECKED, self.network.n))
-        expected = self._one_by_one(numbers, jacobians=True)
-        jacobians, gradients = (self._at_once(numbers, jacobians=kind) for kind in (True, False))
-        g = network.loss.gradient(network.outputs(numbers), network.records.take(numbers).targets)
+        network = self.network
+        expected = self._one_by_one(torch.arange(first.rows), jacobians=True)
+        jacobians, gradients = (of_each_record(network, first, jacobians=kind) for kind in (True, False))
+        g = network.loss.gradient(network.outputs(slice(0, first.rows)), first.targets)
         along = (g.unsqueeze(-1) * expected).sum(1)
         return near(jacobians, expected) and near(gradients, along, expected.norm() * g.norm().clamp_min(1))
 
@@ -75,12 +78,6 @@ def row_numbers(network: Network, rows: Any) -> torch.Tensor:
     return numbers.to(torch.int64)
 
 
-def gradient_norm(network: Network, rows: Rows = None) -> torch.Tensor:
-    """‖∇_θ ℓ_i‖ through the chosen parameters, (k,)."""
-    gradients = RecordDerivatives(network).gradients(rows)
-    return torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in gradients])
-
-
 def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None) -> torch.Tensor:
     """Σ_c η_c ‖∇ℓ_i(θ_c)‖² (k,): the self-influence of records, by default of all."""
     if not checkpoints:
@@ -88,6 +85,6 @@ def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None
     total = torch.zeros((), dtype=torch.float64)
     for state, rate in checkpoints:
         remedy = "pass the learning rate of that part of the training"
-        norms = gradient_norm(network.at(state), rows).double()
+        norms = RecordDerivatives(network.at(state)).norms(rows).double()
         total = total + check_number("checkpoints", rate, minimum=0.0, remedy=remedy) * norms.square()
     return total

@@ -1,7 +1,7 @@
 """The Jacobian J of the outputs in the chosen parameters: products for one batch in several ways, and passes over all
 records in pieces that fit in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -74,11 +74,10 @@ class ColumnByColumn:
         with torch.enable_grad():
             u = torch.zeros_like(self.outputs).requires_grad_()
             linear = self._gradients(u, create_graph=True)
-            columns = []
-            for k in range(len(next(iter(tangents.values())))):
-                parts = [(linear[name] * tangents[name][k].view_as(linear[name])).sum() for name in linear]
-                (column,) = torch.autograd.grad(sum(parts), u, retain_graph=True)  # type: ignore[arg-type]
-                columns.append(column)
+            columns: list[torch.Tensor] = []
+            for column in zip(*(tangents[name] for name in linear), strict=True):
+                parts = [(a * b.view_as(a)).sum() for a, b in zip(linear.values(), column, strict=True)]
+                columns += torch.autograd.grad(sum(parts), u, retain_graph=True)
         return torch.stack(columns)
 
     def backward(self, cotangents: torch.Tensor) -> Values:
@@ -89,9 +88,6 @@ class ColumnByColumn:
         options = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
         found = torch.autograd.grad(self._live, list(self.values.values()), u, **options)
         return dict(zip(self.values, found, strict=True))
-
-
-WAYS: dict[str, Way] = {"forward mode": ForwardMode, "column by column": ColumnByColumn}
 
 
 def of_each_record(network: Network, batch: RecordBatch, *, jacobians: bool) -> torch.Tensor:
@@ -125,15 +121,13 @@ def doubt(network: Network, agrees: Callable[[RecordBatch], bool], truth: str) -
 
 
 def method_of(network: Network) -> tuple[Way, list[str]]:
-    """The first of the ways that works for this network, and a note for each that did not."""
-    notes: list[str] = []
-    for name, way in WAYS.items():
-        reason = _doubt_of(network, way)
-        if reason is None:
-            return way, notes
-        notes.append(f"{name}: {reason}")
-    remedy = "choose parameters behind the layer that cannot, as parameters='head'"
-    raise fail("model", "layers that can be differentiated forwards, or twice backwards", "; ".join(notes), remedy)
+    """Forward mode where it works for this network; else plain backward passes, and a note."""
+    if (forwards := _doubt_of(network, ForwardMode)) is None:
+        return ForwardMode, []
+    if (backwards := _doubt_of(network, ColumnByColumn)) is None:
+        return ColumnByColumn, [f"forward mode: {forwards}"]
+    expected, got = "layers that can be differentiated forwards, or twice backwards", f"{forwards}; {backwards}"
+    raise fail("model", expected, got, "choose parameters behind the layer that cannot, as parameters='head'")
 
 
 def _doubt_of(network: Network, way: Way) -> str | None:
@@ -218,41 +212,38 @@ class Jacobian:
 
     def push(self, right: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
         """Piece by piece J V (s, b, m) for V (P, s)."""
-        parts = self._split(right.T, self._width(right.shape[1]))
+        parts = self._split(right)
         for piece in self.pieces(right.shape[1]):
             yield piece, torch.cat([piece.jacobian.forward(part) for part in parts])
 
     def pull(self, columns: int, cotangents: Callable[[Piece], torch.Tensor]) -> torch.Tensor:
         """Σ_j J_jᵀ u_j (P, s) for cotangents (s, b, m) of each piece."""
-        total, width = self._zeros(columns), self._width(columns)
-        for piece in self.pieces(columns):
-            for at, part in zip(total.split(width), cotangents(piece).split(width), strict=True):
-                self._add(at, piece, part)
-        return total.T
+        return self._pulled(columns, lambda piece: cotangents(piece).split(self._width(columns)))
 
     def curved(self, right: torch.Tensor) -> torch.Tensor:
         """Σ_j J_jᵀ W_j J_j V (P, s) for V (P, s): the Gauss–Newton product."""
-        columns, loss = right.shape[1], self.network.loss
-        total, width = self._zeros(columns), self._width(columns)
-        parts = self._split(right.T, width)
-        for piece in self.pieces(columns):
-            for at, part in zip(total.split(width), parts, strict=True):
-                u = piece.jacobian.forward(part)
-                self._add(at, piece, loss.curve(piece.outputs, piece.batch.targets, u))
-        return total.T
+        parts, curve = self._split(right), self.network.loss.curve
 
-    def _split(self, wide: torch.Tensor, width: int) -> list[Values]:
+        def curved(piece: Piece) -> Iterator[torch.Tensor]:
+            return (curve(piece.outputs, piece.jacobian.forward(part)) for part in parts)
+
+        return self._pulled(right.shape[1], curved)
+
+    def _split(self, right: torch.Tensor) -> list[Values]:
         """Split the columns into parts and lay them out as tangents, once for all pieces."""
-        split = self.network.parameters.split
-        return [{name: value.contiguous() for name, value in split(part).items()} for part in wide.split(width)]
+        split, parts = self.network.parameters.split, right.T.split(self._width(right.shape[1]))
+        return [{name: value.contiguous() for name, value in split(part).items()} for part in parts]
 
-    def _add(self, total: torch.Tensor, piece: Piece, u: torch.Tensor) -> None:
-        found = piece.jacobian.backward(u)
-        for name, place in self.network.parameters.places.items():
-            total[:, place] += found[name].reshape(len(total), -1)
-
-    def _zeros(self, columns: int) -> torch.Tensor:
-        return torch.zeros(columns, self.network.size, dtype=self.network.dtype, device=self.network.device)
+    def _pulled(self, columns: int, cotangents: Callable[[Piece], Iterable[torch.Tensor]]) -> torch.Tensor:
+        """Σ_j J_jᵀ u_j (P, s) for cotangents that come part by part."""
+        network = self.network
+        total = torch.zeros(columns, network.size, dtype=network.dtype, device=network.device)
+        for piece in self.pieces(columns):
+            for at, u in zip(total.split(self._width(columns)), cotangents(piece), strict=True):
+                found = piece.jacobian.backward(u)
+                for name, place in network.parameters.places.items():
+                    at[:, place] += found[name].reshape(len(at), -1)
+        return total.T
 
     def _forms(self, columns: int) -> bool:
         # J costs m backward passes: too many for a few columns, unless it is held

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from giveaway.checks import fail, free_memory, nearest
-from giveaway.curvature.losses import Loss, LossFunction, loss_named
+from giveaway.curvature.losses import loss_named
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.model_records import ModelRecords, read_records
 from giveaway.extract.torch_model import evaluation_mode, unwrapped
@@ -131,8 +131,7 @@ class Network:
 
     data : (inputs, targets) arrays, a Dataset, or a DataLoader that does not shuffle. Inputs may be a tuple (several
         arguments) or a dict (keywords).
-    loss : "squared", "cross_entropy", "binary_cross_entropy", or a twice differentiable function from outputs (b, m)
-        and targets to one loss a record (b,).
+    loss : "squared", "cross_entropy" or "binary_cross_entropy".
     parameters : "all", "head", "last:k", or names and patterns of layers and parameters.
     dtype : what to compute in; by default as the parameters are, half precision as float32.
     memory : bytes that one piece of work may take; by default a quarter of what is free, 1 GB at most on a CPU.
@@ -146,7 +145,7 @@ class Network:
         model: nn.Module,
         data: Any,
         *,
-        loss: str | LossFunction | Loss,
+        loss: str,
         parameters: str | Sequence[str] = "all",
         dtype: torch.dtype | None = None,
         memory: int | None = None,

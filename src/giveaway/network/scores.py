@@ -1,7 +1,7 @@
 """Scores through a network: chosen records by right sides of their own, or all from a sketch (docs/derivations.md)."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,18 +23,17 @@ from giveaway.scores.formulas import ScoreBatch
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 AT_ONCE = 64  # right sides of chosen records that a checkpoint holds together
-COUNTS, CAPPED, RESIDUAL, LEVERAGE = "counts", "capped", "residual", "top leverage"
+COUNTS, CAPPED, LEVERAGE = "counts", "capped", "top leverage"
 USUAL = ("influence", "newton", "leverage", "gls_trace")
 
 
 @dataclass(frozen=True)
 class NetworkScores:
-    """Columns of scores of the records `rows`, which were `capped`, their worst solve's residual, and a report."""
+    """Columns of scores of the records `rows`, which were `capped`, and a report."""
 
     rows: torch.Tensor
     columns: dict[str, torch.Tensor]
     capped: torch.Tensor
-    residual: torch.Tensor
     report: dict[str, Any]
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -57,32 +56,24 @@ class CheckpointedSolves:
         self._on_solved, self.expected = on_solved, 0
 
     def part(self, name: str, compute: Callable[[], Tensors]) -> Tensors:
-        """Compute a part, or load what an earlier run saved of it; its cost is counted either way."""
+        """Compute a part, or load what an earlier run saved of it with what everything had cost by then."""
         self._names.append(f"{self._prefix}-{name}")
-        inverse, before, loaded = self.inverse, self._sums(), True
+        inverse, jacobian = self.inverse, self.inverse.jacobian
 
         def counted() -> Tensors:
-            nonlocal loaded
-            loaded, tensors = False, compute()
-            added = [new - old for new, old in zip(self._sums(), before, strict=True)]
-            return {**tensors, COUNTS: torch.tensor([*added, inverse.steps, inverse.worst], dtype=torch.float64)}
+            tensors, whole = compute(), (inverse.right_sides, inverse.unsolved, inverse.steps)
+            counts = inverse.worst, *whole, jacobian.passes, jacobian.column_passes
+            return {**tensors, COUNTS: torch.tensor(counts, dtype=torch.float64)}
 
-        tensors = self._parts.part(self._names[-1], counted)
-        if loaded:
-            *added, steps, worst = tensors[COUNTS].tolist()
-            sums = (int(old + new) for old, new in zip(before, added, strict=True))
-            inverse.right_sides, inverse.unsolved, inverse.jacobian.passes, inverse.jacobian.column_passes = sums
-            inverse.steps, inverse.worst = max(inverse.steps, int(steps)), max(inverse.worst, worst)
+        tensors = dict(self._parts.part(self._names[-1], counted))
+        inverse.worst, *whole = tensors.pop(COUNTS).tolist()
+        inverse.right_sides, inverse.unsolved, inverse.steps, jacobian.passes, jacobian.column_passes = map(int, whole)
         self._on_solved(inverse.right_sides, max(self.expected, inverse.right_sides))
-        return {key: value for key, value in tensors.items() if key != COUNTS}
+        return tensors
 
     def drop(self) -> None:
         for name in self._names:
             self._parts.checkpoint.drop(name)
-
-    def _sums(self) -> tuple[int, ...]:
-        inverse = self.inverse
-        return inverse.right_sides, inverse.unsolved, inverse.jacobian.passes, inverse.jacobian.column_passes
 
 
 def score_names(scores: str | Sequence[str] | None, loss: Loss) -> tuple[str, ...]:
@@ -139,7 +130,7 @@ def score_records(
         parts.append({name: value.to(network.device) for name, value in scored.items()})
     joined = _joined(parts)
     report = {**inverse.report, "notes": list(dict.fromkeys([*inverse.report["notes"], *exact.derivatives.notes]))}
-    return NetworkScores(numbers, joined, joined.pop(CAPPED), joined.pop(RESIDUAL), report)
+    return NetworkScores(numbers, joined, joined.pop(CAPPED), report)
 
 
 class _ExactRecords:
@@ -154,16 +145,15 @@ class _ExactRecords:
         self._directions = torch.cat([basis, unseen], 1).to(self.network.device)
 
     def score(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
-        """Return the scores of these records, which were capped, and the worst residual of each record's solves."""
+        """Return the scores of these records, and which were capped."""
         if any(CATALOGUE[name].curvature and name != "influence" for name in names):
             return self._by_blocks(numbers, names)
         columns = scores_of(self._batch(numbers), [name for name in names if name != "influence"])
-        residual = nothing = torch.zeros(len(numbers), dtype=torch.float64, device=self.network.device)
         if "influence" in names:
             right = torch.cat([part for _, part in self.derivatives.gradients(numbers)]).T
-            solution = self.inverse(right)
-            columns["influence"], residual = (right * solution.x).sum(0, dtype=torch.float64), solution.residual
-        return {**{name: columns[name] for name in names}, CAPPED: nothing > 0, RESIDUAL: residual}
+            columns["influence"] = (right * self.inverse(right).x).sum(0, dtype=torch.float64)
+        capped = torch.zeros(len(numbers), dtype=torch.bool, device=self.network.device)
+        return {**{name: columns[name] for name in names}, CAPPED: capped}
 
     def _by_blocks(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
         r, directions = self.network.loss.degrees, self._directions
@@ -175,19 +165,16 @@ class _ExactRecords:
         # left of it softmax does not see what is missing
         block = directions[:, :r] @ inner @ directions.T
         batch = self._batch(numbers, block)
-        capped, residual = batch.left_out.capped, solution.residual.view(len(rows), r).amax(1)
-        return {**scores_of(batch, names), CAPPED: capped, RESIDUAL: residual}
+        return {**scores_of(batch, names), CAPPED: batch.left_out.capped}
 
     def _batch(self, numbers: torch.Tensor, block: torch.Tensor | None = None) -> ScoreBatch:
-        def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
+        def blocks(curvature: OutputCurvature, weight: torch.Tensor) -> Blocks:
             assert block is not None
-            matrices = block if rotation is None else rotation[:, 0].mT @ block @ rotation[:, 0]
-            _, s, m = curvature.weights.shape
-            laid_out = matrices.permute(1, 2, 0).unflatten(1, (s, m)).unflatten(0, (s, m))  # (s, m, s, m, k)
-            return MatrixBlocks(laid_out, curvature, weight, self.network.loss.each, whole=True, rotation=rotation)
+            laid_out = block.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
+            return MatrixBlocks(laid_out, curvature, weight, self.network.loss, whole=True)
 
         f, y = self.network.outputs(numbers), self.network.records.take(numbers).targets
-        return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.gradients(numbers))
+        return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.norms(numbers))
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:
@@ -198,17 +185,13 @@ def _score_batch(
     loss: Loss,
     f: torch.Tensor,
     y: torch.Tensor,
-    blocks: Callable[[OutputCurvature, torch.Tensor, torch.Tensor | None], Blocks],
-    gradients: Callable[[], Iterable[tuple[Any, torch.Tensor]]],
+    blocks: Callable[[OutputCurvature, torch.Tensor], Blocks],
+    norms: Callable[[], torch.Tensor],
 ) -> ScoreBatch:
-    """k records with outputs f (k, m), as groups of one record each, or of a text's tokens, in float64."""
-    f, y, weight = loss.grouped(f.double(), y.double() if y.is_floating_point() else y)
-    loss = loss.each
-
-    def norms() -> torch.Tensor:
-        return torch.cat([torch.linalg.vector_norm(part, dim=1).double() for _, part in gradients()])
-
-    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f, y), weight, loss.rotation(f, y)), norms)
+    """k records with outputs f (k, m), as groups of one record each, in float64."""
+    f, y = f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1)
+    weight = torch.ones(len(f), 1, dtype=f.dtype, device=f.device)
+    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f), weight), lambda: norms().double())
 
 
 def sketch_records(
@@ -234,8 +217,7 @@ def sketch_records(
     if inverse.curvature.kind != "ggn":
         raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
     solves = solves or CheckpointedSolves(inverse)
-    sketch = _Sketch(solves, probes, seed)
-    sketch.solve(at_once or probes)
+    sketch = _Sketch(solves, probes, seed, at_once or probes)
     columns, errors, trace = sketch.score(names, [name for name in names if CATALOGUE[name].curvature])
     capped, leverage = columns.pop(CAPPED), columns.pop(LEVERAGE)
     off = {name: relative_error(columns[name].cpu().numpy(), error.cpu().numpy()) for name, error in errors.items()}
@@ -249,8 +231,7 @@ def sketch_records(
             columns[name][redone] = again[name].to(columns[name])
         capped[redone] = again.capped
     report |= {"above_half": int((leverage > REDO_ABOVE).sum()), "redone": len(redone)}
-    residual = torch.full((network.n,), sketch.residual, dtype=torch.float64, device=network.device)
-    return NetworkScores(torch.arange(network.n), columns, capped, residual, {**inverse.report, **report})
+    return NetworkScores(torch.arange(network.n), columns, capped, {**inverse.report, **report})
 
 
 def check_probes(probes: int) -> None:
@@ -260,34 +241,27 @@ def check_probes(probes: int) -> None:
 
 
 class _Sketch:
-    """Z (P, q), the worst residual of its solves, and the norm of what they leave of the right sides."""
+    """Z (P, q), and the norm of what its solves leave of the right sides."""
 
-    def __init__(self, solves: CheckpointedSolves, probes: int, seed: int) -> None:
-        self.solves, self.inverse, self.network = solves, solves.inverse, solves.inverse.network
+    def __init__(self, solves: CheckpointedSolves, probes: int, seed: int, at_once: int) -> None:
+        self.inverse, self.network = solves.inverse, solves.inverse.network
         self.probes, self.seed = probes, seed
         self.z = torch.empty(probes, self.network.size, dtype=self.network.dtype, device=self.network.device).T
-        self.residual, self.left = 0.0, 0.0
-
-    def solve(self, at_once: int) -> None:
-        """Solve for Z, some probes after others."""
         # a block of signs begins at a word's border or lies inside one word: powers of two do
-        step = 1 << (min(self.probes, at_once, self.inverse.columns).bit_length() - 1)
-        self.solves.expected += self.probes
-        for tensors in solve_probes(self.z, step, self._solve_block, self.solves.part):
-            self.residual = max(self.residual, float(tensors["residual"].max()))
-            self.left = math.hypot(self.left, float(torch.linalg.vector_norm(tensors["left"])))
+        step = 1 << (min(probes, at_once, self.inverse.columns).bit_length() - 1)
+        solves.expected += probes
+        solved = solve_probes(self.z, step, self._solve_block, solves.part)
+        self.left = math.hypot(*(float(torch.linalg.vector_norm(part["left"])) for part in solved))
 
     def score(self, names: Sequence[str], curved: Sequence[str]) -> tuple[Tensors, Tensors, float]:
         """Return all scores with CAPPED and LEVERAGE, the standard errors of those that are `curved`, and the sum of
         trace(W B)."""
-        half, trace = self.probes // 2, 0.0
-        columns, errors = [], []
+        half, trace, columns, errors = self.probes // 2, 0.0, [], []
         with torch.no_grad():
             for piece, u in self.inverse.jacobian.push(self.z):
-                u = u.double().permute(1, 2, 0).unflatten(1, (-1, self.network.loss.each.m))  # (b, s, m, q)
-                whole, first, second = (
-                    self._batch(piece, u, probes) for probes in (slice(0, 2 * half), slice(0, half), slice(half, None))
-                )
+                u = u.double().permute(1, 2, 0)  # (b, m, q)
+                parts = slice(None), slice(0, half), slice(half, None)
+                whole, first, second = (self._batch(piece, u, probes) for probes in parts)
                 flags = {CAPPED: whole.left_out.capped, LEVERAGE: whole.blocks.top_leverage()}
                 columns.append(scores_of(whole, names) | flags)
                 errors.append(standard_errors([first, second], curved))
@@ -298,15 +272,13 @@ class _Sketch:
         """The records of a piece with blocks from some of the probes."""
         loss = self.network.loss
 
-        def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
-            own = signs(self.seed, piece.numbers, loss.m, slice(0, self.probes), dtype=u.dtype)
-            own = own.unflatten(1, u.shape[1:3])
-            own, some = own[..., probes], u[..., probes] * (self.probes / u[..., probes].shape[-1]) ** 0.5
-            return FactoredBlocks(some, own, curvature, weight, loss.each, whole=True, rotation=rotation)
+        def blocks(curvature: OutputCurvature, weight: torch.Tensor) -> Blocks:
+            own = signs(self.seed, piece.numbers, loss.m, slice(0, self.probes), dtype=u.dtype)[..., probes]
+            some = u[..., probes] * (self.probes / own.shape[-1]) ** 0.5
+            return FactoredBlocks(some.unsqueeze(1), own.unsqueeze(1), curvature, weight, loss, whole=True)
 
-        return _score_batch(
-            loss, piece.outputs, piece.batch.targets, blocks, lambda: self.derivatives.gradients(piece.rows)
-        )
+        f, y = piece.outputs, piece.batch.targets
+        return _score_batch(loss, f, y, blocks, lambda: self.derivatives.norms(piece.rows))
 
     @cached_property
     def derivatives(self) -> RecordDerivatives:
@@ -315,8 +287,7 @@ class _Sketch:
     def _solve_block(self, probes: slice) -> Tensors:
         right = self._right_sides(probes).div_(math.sqrt(self.probes))
         solution = self.inverse(right.T)
-        left = solution.residual * torch.linalg.vector_norm(right, dim=1)
-        return {"z": solution.x, "residual": solution.residual, "left": left}
+        return {"z": solution.x, "left": solution.residual * torch.linalg.vector_norm(right, dim=1)}
 
     def _right_sides(self, probes: slice) -> torch.Tensor:
         """AᵀΩ as rows (probes, P)."""
@@ -324,7 +295,7 @@ class _Sketch:
 
         def rooted(piece: Piece) -> torch.Tensor:
             omega = signs(self.seed, piece.numbers, network.m, probes, dtype=network.dtype).permute(2, 0, 1)
-            return network.loss.root(piece.outputs, piece.batch.targets, omega)
+            return network.loss.root(piece.outputs, omega)
 
         right = self.inverse.jacobian.pull(probes.stop - probes.start, rooted).T.contiguous()
         if self.inverse.curvature.damping > 0:

@@ -5,22 +5,21 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.func import grad, jvp, vmap
 
 from giveaway.checks import check_choice, check_number, check_whole, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Solution, column_cg, shared_cg
 from giveaway.linalg.precision import signs
-from giveaway.network.jacobian import Jacobian, doubt, random_columns
-from giveaway.network.network import Network, Values, near
+from giveaway.network.jacobian import Jacobian
+from giveaway.network.network import Network, Values
 
 PARAMETERS_AT_ONCE = 65_536
 FEWEST, MOST = 128, 512  # directions that pay
 SEED = 0x5EED0FDA  # sets the signs of parameters apart from those of records
 VECTORS = 10  # of P numbers that one column takes while it is solved
 PRECONDITIONERS = ("nystrom", "none")
+CURVATURES = ("ggn", "hessian")
 
-BatchProduct = Callable[[Values], Values]
 Solve = Callable[[torch.Tensor], Solution]
 
 
@@ -46,9 +45,13 @@ class Hessian(GaussNewton):
 
     def __init__(self, network: Network, damping: float = 0.0, jacobian: Jacobian | None = None) -> None:
         super().__init__(network, damping, jacobian)
-        self._way, reason = _forward_over_reverse, doubt(network, self._agrees, "plain second derivatives")
-        if reason is not None:
-            self._way, self.notes = _column_by_column, [*self.notes, f"forward over reverse: {reason}"]
+        try:
+            with network.evaluating():
+                some, zeros = network.records.take(slice(0, 1)), torch.zeros(1, network.size)
+                _second_derivatives(network, some)(network.parameters.split(zeros.to(network.device, network.dtype)))
+        except Exception as error:  # what a layer raises when it is differentiated twice is up to the layer
+            got = f"layers that cannot ({type(error).__name__})"
+            raise fail("curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"') from error
 
     def __call__(self, right: torch.Tensor) -> torch.Tensor:
         network, wide = self.network, right.T
@@ -56,46 +59,28 @@ class Hessian(GaussNewton):
         total = torch.zeros_like(wide)
         with network.evaluating():
             for _, batch in network.records.batches(network.work.rows(columns)):
-                product = self._way(network, batch)
+                product = _second_derivatives(network, batch)
                 for at, part in zip(total.split(columns), wide.split(columns), strict=True):
                     at += network.parameters.join(product(network.parameters.split(part)))
         self.jacobian.passes += 1
         self.jacobian.column_passes += len(wide)
         return total.add_(wide, alpha=self.damping).T
 
-    def _agrees(self, batch: RecordBatch) -> bool:
-        network, (split, join) = self.network, (self.network.parameters.split, self.network.parameters.join)
-        tangents = split(random_columns(network, network.size))
-        try:
-            expected = join(_column_by_column(network, batch)(tangents))
-        except Exception as error:  # what a layer raises when it is differentiated twice is up to the layer
-            got = f"layers that cannot ({type(error).__name__})"
-            raise fail("curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"') from error
-        return near(join(_forward_over_reverse(network, batch)(tangents)), expected)
 
-
-def _forward_over_reverse(network: Network, batch: RecordBatch) -> BatchProduct:
-    function, values = network.function(batch), network.parameters.values
-    gradient = grad(lambda values: network.loss.value(function(values), batch.targets).sum())
-    return vmap(lambda tangent: jvp(gradient, (values,), (tangent,))[1])
-
-
-def _column_by_column(network: Network, batch: RecordBatch) -> BatchProduct:
+def _second_derivatives(network: Network, batch: RecordBatch) -> Callable[[Values], Values]:
+    """Products with Σ_j ∇²ℓ_j of a batch, by plain backward passes for all columns at once."""
     values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
     leaves = list(values.values())
     with torch.enable_grad():
         total = network.loss.value(network.function(batch)(values), batch.targets).sum()
         first = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
+        # a graph even where the loss is linear in a parameter
+        slopes = [slope + 0.0 * leaf for slope, leaf in zip(first, leaves, strict=True)]
 
     def product(tangents: Values) -> Values:
-        columns = []
-        for k in range(len(next(iter(tangents.values())))):
-            with torch.enable_grad():  # summed by hand: the loss may be linear in some, whose gradient has no graph
-                along = torch.stack(
-                    [(part * tangents[name][k]).sum() for name, part in zip(values, first, strict=True)]
-                )
-            columns.append(torch.autograd.grad(along.sum(), leaves, retain_graph=True, materialize_grads=True))
-        return {name: torch.stack(parts) for name, parts in zip(values, zip(*columns, strict=True), strict=True)}
+        given = [tangents[name] for name in values]
+        found = torch.autograd.grad(slopes, leaves, given, retain_graph=True, is_grads_batched=True)
+        return dict(zip(values, found, strict=True))
 
     return product
 
@@ -107,11 +92,11 @@ class Steepest(NamedTuple):
     curvature: torch.Tensor
 
     def solve(self, right: torch.Tensor, damping: float) -> torch.Tensor:
-        """An approximate (curvature + λ)⁻¹, up to a factor, of rows (s, P)."""
+        """An approximate (curvature + λ)⁻¹, up to a factor, of columns (P, s)."""
         if not len(self.curvature):
             return right
         shrunk = (self.curvature[0] + damping) / (self.curvature + damping) - 1.0
-        return torch.addmm(right, (right @ self.directions.T).mul_(shrunk), self.directions)
+        return torch.addmm(right.T, (right.T @ self.directions.T).mul_(shrunk), self.directions).T
 
 
 def rank_for(right_sides: int) -> int:
@@ -180,19 +165,15 @@ class InverseCurvature:
         check_whole("rank", rank, remedy="128 suits most networks")
         self.network, self.tolerance = network, tolerance
         if isinstance(curvature, str):
-            check_choice("curvature", curvature, ("ggn", "hessian"))
+            check_choice("curvature", curvature, CURVATURES)
             curvature = (GaussNewton if curvature == "ggn" else Hessian)(network, damping)
         self.curvature, self.jacobian = curvature, curvature.jacobian
         self.preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
         precondition = None
         if preconditioner == "nystrom":
-            directions = steepest(self.jacobian, rank)
-
-            def precondition(right: torch.Tensor) -> torch.Tensor:
-                return directions.solve(right.T, self.curvature.damping).T
-
+            precondition = partial(steepest(self.jacobian, rank).solve, damping=curvature.damping)
         # what curves downwards along one right side would spoil the directions of all
-        solve = shared_cg if curvature.kind == "ggn" and network.loss.convex else column_cg
+        solve = shared_cg if curvature.kind == "ggn" else column_cg
         stops: Any = {"tolerance": tolerance, "most_steps": most_steps, "allow_unconverged": allow_unconverged}
         self._solve: Solve = partial(solve, curvature, precondition=precondition, on_step=on_step, **stops)
         self.steps, self.right_sides, self.unsolved, self.worst = 0, 0, 0, 0.0

@@ -66,7 +66,7 @@ class ScoreBatch:
         absolute, relative = self.blocks.error
         step, v, lost = self.left_out.step, self.gradient, torch.zeros_like(absolute)
         if self.blocks.complement is None:
-            v = v + self.loss.curve(self.outputs, self.targets, step)
+            v = v + self.loss.curve(self.outputs, step)
         else:  # no difference was taken; a matrix of more than one row has rounded what is small beside the large
             if self.blocks.complement.shape[1] > 1:
                 amplified = newton(self).abs() / influence(self).abs()  # 1/(1 − h)
