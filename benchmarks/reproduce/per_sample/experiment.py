@@ -19,8 +19,8 @@ from benchmarks.reproduce.job import Arrays, Job, read_piece, write_piece
 from benchmarks.reproduce.per_sample.agreement import compare
 from benchmarks.reproduce.per_sample.attacks import attack_references
 from benchmarks.reproduce.per_sample.data import Data, Load, small
+from benchmarks.stacked import State, Training, train_stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import State, Training, train_stacked
 from giveaway.curvature.choice import Auto
 from giveaway.network import InverseCurvature, Network, sketch_records
 from giveaway.records import ScoreTable, Signals

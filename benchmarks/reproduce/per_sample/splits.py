@@ -15,8 +15,8 @@ from benchmarks.reproduce.per_sample.agreement import METRICS, figures, repeated
 from benchmarks.reproduce.per_sample.attacks import SMALLEST_ERROR, Truth, attack_truth, halves_of
 from benchmarks.reproduce.per_sample.data import Data, california, small
 from benchmarks.reproduce.per_sample.experiment import FIRST_TARGET, SMALL_EPOCHS, Experiment, built, target_members
+from benchmarks.stacked import train_stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
 from giveaway.curvature.choice import Auto
 from giveaway.records import Signals
 
