@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
-from giveaway.curvature.choice import Auto, Sketch
+from giveaway.curvature.choice import Sketch
 from giveaway.extract import Cached, InMemory, Streamed, from_batches, from_file
 from giveaway.records import ScoreTable
 from tests.conftest import refused
@@ -38,7 +38,7 @@ def data() -> TensorDataset:
 @pytest.fixture(scope="module")
 def held(data) -> ScoreTable:
     head = ga.from_torch(Counting(), data, l2=1.0, keep=InMemory(inputs=False))
-    return ga.audit(head, curvature=Auto(l2_sensitivity=False))
+    return ga.audit(head)
 
 
 def streamed(data: TensorDataset, batch_size: int, **options: object) -> tuple[Counting, ga.Head]:
@@ -75,7 +75,7 @@ def test_arrays_in_batches_give_the_scores_of_arrays_in_files(tmp_path, data):
                 part = slice(start, start + 777)
                 yield {"features": x[part].numpy(), "targets": y[part].numpy()}
 
-    whole = ga.audit(from_file(tmp_path / "rows.npz", l2=0.5)[0], curvature=Auto(l2_sensitivity=False))
+    whole = ga.audit(from_file(tmp_path / "rows.npz", l2=0.5)[0])
     table = ga.audit(from_batches(Batches(), weight=weight, bias=np.zeros(3), l2=0.5))
     for name in whole.columns:
         np.testing.assert_allclose(table[name], whole[name], rtol=1e-9, err_msg=name)

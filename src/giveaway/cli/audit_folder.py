@@ -18,7 +18,7 @@ from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, prov
 from giveaway.auditing.text_cost import TextCost
 from giveaway.checks import check_choice, fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
-from giveaway.curvature.choice import Auto, Sketch
+from giveaway.curvature.choice import Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
 from giveaway.findings.extras import MAPS
@@ -39,7 +39,7 @@ from giveaway.text import parts_of, say, shown_text
 Options = dict[str, Any]
 
 # of the metadata, for --json
-STATED = ("optimum", "curvature", "l2_sensitivity", "repeats", "depths", "view", "no_view", "fusion", "seconds")
+STATED = ("optimum", "curvature", "repeats", "depths", "view", "no_view", "fusion", "seconds")
 RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number of exposed records is stated; a low rank is not evidence of "
     "safety."
@@ -230,11 +230,8 @@ def audit_into(
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
         tables = {"scores": run(head, **arguments)}
         if head.groups is not None:
-            if isinstance(head, Texts):
-                records = run(head.by_record(), **arguments)
-            else:  # the second audit need not compare penalties again
-                once = replace(arguments.get("curvature", Auto()), l2_sensitivity=False)
-                records = run(replace(head, groups=None), **arguments | {"curvature": once})
+            alone = head.by_record() if isinstance(head, Texts) else replace(head, groups=None)
+            records = run(alone, **arguments)
             tables = {"people": tables["scores"], "scores": records}
         processes.leave()  # all at once: what is left to do is the first one's, and may take long
         if not processes.first:

@@ -45,7 +45,7 @@ OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
 OF_TORCH = ("layer", "reduction", "relatives")
 OF_MODEL = ("weights", "depth", "stream", "batch_size", "cache")
 OF_DATA = ("data", "held_out", "allow_pickle")
-OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", "l2_sensitivity", *OF_SKETCH)
+OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", *OF_SKETCH)
 TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_RECORDS, *OF_HEAD},
     "model": {*OF_MODEL, *OF_DATA, *OF_RECORDS, *OF_HEAD, *OF_TORCH, *OF_DEPTH},
@@ -326,4 +326,4 @@ def _curvature(options: Mapping[str, Any]) -> Dense | Sketch | Auto:
     if kind == "dense" and sketch.errors:
         raise fail("errors", "a sketched curvature", "none: dense scores are exact", "leave errors out")
     chosen: Any = {"dense": Dense(), "sketch": sketch, "auto": Auto(memory=sketch.memory, sketch=sketch)}[kind]
-    return replace(chosen, l2_sensitivity=options.get("l2_sensitivity"))
+    return chosen
