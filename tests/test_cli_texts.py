@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import giveaway as ga
+from giveaway.auditing.cost import price_texts
 from giveaway.auditing.store import pseudonyms
-from giveaway.auditing.text_cost import price_texts
 from giveaway.extract.text_gradients import TextCurvature
 from giveaway.records import ScoreTable
 from tests.conftest import config, refused
@@ -168,7 +168,7 @@ def test_the_cost_is_said_before_the_work(done, mine, monkeypatch):
     assert price_texts(mine.alone(), loader).tokens == mine.N
     plain, head, inner = (price_texts(mine.alone(), mine.tokens(), curvature=one).model_bytes for one in CURVATURES)
     assert plain < inner < head
-    monkeypatch.setattr("giveaway.auditing.text_cost.calibrate", lambda *_: 1e-3)  # products alone take time
+    monkeypatch.setattr("giveaway.auditing.cost.calibrate", lambda *_: 1e-3)  # products alone take time
     weights = [layer for layer in mine.alone().modules() if isinstance(layer, torch.nn.Linear)][-1].weight.numel()
     assert price_texts(mine.alone(), mine.tokens()).seconds == pytest.approx(2e3 * 360 * 240 * weights, rel=1e-6)
     refused("a fixed order, got a list_iterator", price_texts, mine.alone(), iter(mine.tokens()))

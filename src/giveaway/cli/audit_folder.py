@@ -10,12 +10,11 @@ from typing import Any
 import click
 import numpy as np
 
-from giveaway.auditing.cost import LONG, forecast, quick
+from giveaway.auditing.cost import LONG, TextCost, forecast
 from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.plan import plan
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
-from giveaway.auditing.text_cost import TextCost
 from giveaway.checks import check_choice, fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
 from giveaway.curvature.choice import Sketch
@@ -73,7 +72,7 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
         linear = isinstance(head, Head) and head.linear
         if dry_run and not linear:
             raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
-        if dry_run or (linear and not quick(head, arguments["curvature"])):
+        if linear:
             resolved = plan(head, **arguments, processes=processes) if dry_run else None
             cost = forecast(head, arguments["curvature"], processes, resolved)
             if deeper is not None:

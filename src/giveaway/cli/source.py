@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from giveaway.auditing.cost import TextCost, price_texts
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
-from giveaway.auditing.text_cost import TextCost, price_texts
 from giveaway.checks import InputError, check_choice, check_names, check_number, fail, nearest
 from giveaway.cli.language_models import lm_arguments
 from giveaway.cli.options import RARE
