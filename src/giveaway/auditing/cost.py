@@ -37,10 +37,8 @@ STEPS = 20  # of conjugate gradients, while nothing is known about the problem
 SKETCH_BYTES = 4  # per number of a sketch
 WORKING_COPIES = 7  # right sides, solution, residual, preconditioned residual, direction, product, and one in transit
 COLUMNS = 14  # of a table with every score
-MATRIX_BYTES = {"cpu": 16_000_000, "cuda": 256_000_000}  # in a timed product: large enough for full speed, soon done
-ROWS = 4_096
+PRODUCT = {"cpu": 1_024, "cuda": 8_192}  # rows of a timed product: large enough for full speed, soon done
 NOTE = "an estimate: matrix products at a measured rate; reading the features and small steps come on top"
-TEXT_NOTE = "an estimate: rows of other lengths than these take more or less"
 TIMED, FACTORED = 256, 2_048  # records whose features or kernel are timed at most, and rows of the factor that is
 TIMED_TEXTS = 32
 TOKEN_BYTES = 400  # of a token while the other texts predict it; measured with 10⁶ of them
@@ -50,8 +48,8 @@ EIGEN = 17  # products of two matrices that eigenvectors cost, as measured for 3
 
 
 @dataclass(frozen=True)
-class ViewCost:
-    """What one view of the records will take, scaled up from `timed` of them."""
+class TimedCost:
+    """What a view of the records, or the audit of texts, will take, scaled up from `timed` of them."""
 
     name: str
     records: int
@@ -80,7 +78,7 @@ class AuditCost:
     device: str = "cpu"
     held_bytes: int = 0  # in memory besides, such as features that are not streamed
     rate: float | None = None  # operations a second, where they were measured
-    views: tuple[ViewCost, ...] = ()
+    views: tuple[TimedCost, ...] = ()
     notes: tuple[str, ...] = (NOTE,)
 
     @property
@@ -155,31 +153,17 @@ def forecast(
         views.append(price_view(resolved.view.features, resolved.view.kind, head.device))
     if resolved is not None and resolved.process is not None and resolved.of_lood:
         views.append(price_process(resolved.process.process, resolved.process.inputs, head.device))
-    return replace(cost, rate=calibrate(head.device, dtype, product_shape(cost)), views=tuple(views))
+    return replace(cost, rate=calibrate(head.device, dtype), views=tuple(views))
 
 
-def product_shape(work: AuditCost) -> tuple[int, int, int]:
-    """Return (a, b, c) of the product (a × b)·(b × c) that such an audit consists of, cut to what is quick to time."""
-    d, m = work.features, work.outputs
-    if work.probes is not None:
-        a, b, c = ROWS, d, m * -(-work.probes // work.probe_blocks)
-    else:  # pairs of features against the numbers of W
-        side = round(d * work.of_loss.pairs**0.5)
-        a, b, c = side, ROWS, side
-    most = MATRIX_BYTES[torch.device(work.device).type] // 8
-    a = max(1, min(a, most // b))
-    return a, b, max(1, min(c, most // max(a, b)))
-
-
-def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
-    """Measure operations a second in a product of `shape`."""
-    a, b, c = shape
+def calibrate(place: torch.device, dtype: torch.dtype) -> float:
+    """Measure operations a second in a product of two square matrices."""
+    size = PRODUCT[place.type]
     # random numbers: a GPU multiplies constants faster
     generator = torch.Generator(place).manual_seed(0)
-    left = torch.randn(a, b, dtype=dtype, device=place, generator=generator)
-    right = torch.randn(b, c, dtype=dtype, device=place, generator=generator)
-    out = torch.empty(a, c, dtype=dtype, device=place)
-    return 2.0 * a * b * c / _quickest(lambda: torch.mm(left, right, out=out), place)
+    left, right = torch.randn(2, size, size, dtype=dtype, device=place, generator=generator)
+    out = torch.empty_like(left)
+    return 2.0 * size**3 / _quickest(lambda: torch.mm(left, right, out=out), place)
 
 
 def _quickest(work: Callable[[], Any], place: torch.device) -> float:
@@ -195,13 +179,13 @@ def _quickest(work: Callable[[], Any], place: torch.device) -> float:
     return max(best, 1e-9)
 
 
-def price_view(features: RecordFeatures, kind: str, place: torch.device) -> ViewCost:
+def price_view(features: RecordFeatures, kind: str, place: torch.device) -> TimedCost:
     """Price the prediction of every record from the others, by records of this kind (images, text or tabular)."""
     n, note, seconds, held = features.n, "", 0.0, 0
     seen = fourier_features(features)[0] if kind == "tabular" else features
     some = slice(0, min(n, TIMED))
     d, each = seen.of(some).shape[1], _quickest(lambda: seen.of(some), place) / some.stop
-    rate = calibrate(place, torch.float64, (TIMED, FACTORED, TIMED))
+    rate = calibrate(place, torch.float64)
     if kind == "tabular":
         count = min(n, d)
         seconds, held = 3 * n * each + (4.0 * n * d * count + 2 * EIGEN * count**3) / rate, 8 * 3 * count**2
@@ -216,10 +200,10 @@ def price_view(features: RecordFeatures, kind: str, place: torch.device) -> View
         seconds += n * each + d * (float(n) ** 2 + sample**2 + chosen**2) / rate + factors
         held = max(held, int(8 * left_out.MATRICES * n * n) + 4 * n * d)
         note = "; most of it only if the model memorizes" if kind == "tabular" else ""
-    return ViewCost(f"second view of {n:,} records", n, seconds, held, some.stop, note)
+    return TimedCost(f"second view of {n:,} records", n, seconds, held, some.stop, note)
 
 
-def price_process(process: Process, inputs: Any, place: torch.device) -> ViewCost:
+def price_process(process: Process, inputs: Any, place: torch.device) -> TimedCost:
     """Price a Gaussian process's view of all records: its kernel of every pair, and one factorization."""
     x = as_records(inputs, place)
     n, count, pairs = len(x), 8, 0.0
@@ -228,7 +212,7 @@ def price_process(process: Process, inputs: Any, place: torch.device) -> ViewCos
         count = min(2 * count, n)
         pairs = _quickest(lambda: kernel(x[:count], x[:count]), place)  # noqa: B023 (called here)
     seconds = 0.5 * pairs * (n / count) ** 2 + _factoring(place) * float(n) ** 3
-    return ViewCost(f"Gaussian process of {n:,} records", n, seconds, 22 * n * n, count)
+    return TimedCost(f"Gaussian process of {n:,} records", n, seconds, 22 * n * n, count)
 
 
 def _factoring(place: torch.device) -> float:
@@ -239,26 +223,8 @@ def _factoring(place: torch.device) -> float:
     return _quickest(lambda: left_out_errors(work()), place) / FACTORED**3
 
 
-@dataclass(frozen=True)
-class TextCost:
-    """Rows, about how many tokens they have, seconds, and the most bytes on the model's device and beside it."""
-
-    rows: int
-    tokens: int
-    seconds: float
-    model_bytes: int
-    text_bytes: int
-    timed: int
-
-    def lines(self) -> list[str]:
-        time = f"about {human_seconds(float(f'{self.seconds:.2g}'))}".replace("about under", "under")
-        size = f"{self.rows:,} rows, about {float(f'{self.tokens:.2g}'):,.0f} tokens"
-        memory = f"{human_bytes(self.model_bytes)} for the model at work, {human_bytes(self.text_bytes)} for the texts"
-        return [f"audit: {size}; {time}, {memory}; the first {self.timed} rows were timed here", TEXT_NOTE]
-
-
-def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
-    """Read and audit the first rows, and say what all will take."""
+def price_texts(model: Any, dataset: Any, **options: Any) -> TimedCost:
+    """Read and audit the first rows, and say what all will take; rows of other lengths take more or less."""
     model, base = checked_models(model, options.get("base"))
     check_dataset(dataset)
     loader = dataset if isinstance(dataset, DataLoader) else None
@@ -290,8 +256,10 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TextCost:
         held += 20 * gradients * chosen + (12 * tokens * layers[0].weight.shape[1] if head else 0)
         kind, times = (torch.bfloat16, 3) if on_gpu else (torch.float32, 1)
         operations = 2.0 * times * gradients * chosen * size
-        seconds += operations / calibrate(place, kind, (TIMED_TEXTS, 1 << 16, TIMED_TEXTS)) / share
-    return TextCost(rows, tokens, seconds * share, int(held), TOKEN_BYTES * tokens, timed)
+        seconds += operations / calibrate(place, kind) / share
+    name = f"audit: {rows:,} rows, about {float(f'{tokens:.2g}'):,.0f} tokens"
+    beside = f"; {human_bytes(TOKEN_BYTES * tokens)} more for the texts; rows of other lengths take more or less"
+    return TimedCost(name, rows, seconds * share, int(held), timed, beside)
 
 
 def human_bytes(count: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from giveaway.auditing.cost import LONG, TextCost, forecast
+from giveaway.auditing.cost import LONG, TimedCost, forecast
 from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.plan import plan
 from giveaway.auditing.run import Execution, audit
@@ -56,8 +56,8 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
     with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
         tell_first = partial(say, err=True) if processes.first else lambda words: None
         source, deeper = source_from(options, tell_first, processes, dry_run=dry_run)
-        if isinstance(source, TextCost):
-            say(json.dumps(vars(source)) if as_json else "\n".join(source.lines()))
+        if isinstance(source, TimedCost):
+            say(json.dumps(vars(source)) if as_json else source.line())
             return
         head = audited_head(source, options)
         arguments = audit_arguments(options)

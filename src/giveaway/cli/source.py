@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.auditing.cost import TextCost, price_texts
+from giveaway.auditing.cost import TimedCost, price_texts
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
 from giveaway.checks import InputError, check_choice, check_names, check_number, fail, nearest
 from giveaway.cli.language_models import lm_arguments
@@ -62,7 +62,7 @@ CLOSE = 10.0  # outputs of two passes may differ by this times the root of their
 
 def source_from(
     options: Options, say: Say, processes: Processes = ALONE, *, dry_run: bool = False
-) -> tuple[Head | Texts | TextCost, DepthAudit | None]:
+) -> tuple[Head | Texts | TimedCost, DepthAudit | None]:
     """Return the head, or texts, that `options` name and, where scores go deeper, the audit of the network around it.
     With `dry_run` no language model is run over all texts: that is priced."""
     named = [name for name in TAKES if name in options]
@@ -148,7 +148,7 @@ def _from_model(
 
 def _from_lm(
     options: Options, say: Say, processes: Processes, names: Mapping[Any, Any], dry_run: bool
-) -> Texts | TextCost:
+) -> Texts | TimedCost:
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
     arguments = lm_arguments(options, say, device_named(options.get("device")))
