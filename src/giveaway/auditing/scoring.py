@@ -281,10 +281,10 @@ def score(
     scoring.walk()
     sketch: dict[str, Any] = {}
     if scoring.sketch is not None:
-        errors_of = {
-            name: relative_error(scoring.column[name], scoring.column[name + ERROR]) for name in scoring.curved
+        column = scoring.column
+        sketch["relative_errors"] = {
+            name: relative_error(column[name], column[name + ERROR]) for name in scoring.curved
         }
-        sketch = {"relative_errors": errors_of}
         if scoring.stepped:
             sketch |= scoring.redo_high_leverage(scoring.sketch)
     return *scoring.columns_and_attributes(), sketch, scoring.gradients
