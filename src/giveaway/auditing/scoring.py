@@ -282,9 +282,8 @@ def score(
     sketch: dict[str, Any] = {}
     if scoring.sketch is not None:
         column = scoring.column
-        sketch["relative_errors"] = {
-            name: relative_error(column[name], column[name + ERROR]) for name in scoring.curved
-        }
+        relative = {name: relative_error(column[name], column[name + ERROR]) for name in scoring.curved}
+        sketch["relative_errors"] = relative
         if scoring.stepped:
             sketch |= scoring.redo_high_leverage(scoring.sketch)
     return *scoring.columns_and_attributes(), sketch, scoring.gradients
