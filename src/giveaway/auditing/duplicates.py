@@ -30,11 +30,13 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     near, exact = np.zeros((2, head.n), dtype=bool)
     for k in range(PROJECTIONS):
         order = torch.argsort(projected[k])
-        ordered = projected[:, order]
+        one, two = projected[k - 1][order], projected[k - 2][order]
         for shift in range(1, min(NEIGHBOURS, head.n - 1) + 1):
             # a random projection of unit variance is the distance on average; a factor of 3 misses next to nothing
-            close = (ordered[:, shift:] - ordered[:, :-shift]).norm(dim=0) <= 3.0 * radius
+            close = (one[shift:] - one[:-shift]).abs() <= 3.0 * radius
+            close &= (two[shift:] - two[:-shift]).abs() <= 3.0 * radius
             pairs = torch.stack([order[:-shift][close], order[shift:][close]])
+            pairs = pairs[:, (projected[:, pairs[0]] - projected[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
             for some in pairs.split(ROWS, 1):
                 first, second = (head.features[rows].to(torch.float64) for rows in some)
                 distance = ((first - second) * scale).norm(dim=1)
