@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 import giveaway as ga
 from benchmarks.dp_sgd import DPTraining, epsilon_of, noise_for, train_dp
 from benchmarks.measuring import digits, read_options, write_parts
+from benchmarks.stacked import seeded_model
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import seeded_model
 from giveaway.evaluation import effect_sizes, success_rate, summarize
 from giveaway.records import Signals
 

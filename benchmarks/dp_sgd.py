@@ -17,7 +17,7 @@ from scipy.special import gammaln, logsumexp
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from giveaway.attacks.stacked import seeded_model
+from benchmarks.stacked import seeded_model
 
 ORDERS = np.arange(2, 257)
 SPARE = 6.0  # standard deviations by which a batch may exceed its expected size before records are dropped

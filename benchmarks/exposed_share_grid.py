@@ -42,9 +42,9 @@ from benchmarks.dp_sgd import DPTraining, epsilon_of, noise_for, train_dp
 from benchmarks.exposed_share_data import RECORDS, load, pack
 from benchmarks.measuring import read_options
 from benchmarks.recipes import Augment, build_cnn, build_mlp, build_resnet9, signals_of
+from benchmarks.stacked import Training, train_stacked
 from giveaway.attacks.lira import FLOOR, lira_within
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import Training, train_stacked
 from giveaway.attacks.thresholds import AttackScores
 from giveaway.evaluation.success import effect_sizes
 from giveaway.records import Signals

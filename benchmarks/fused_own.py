@@ -19,7 +19,6 @@ from benchmarks.fused_own_truth import RECORDS, SETS, sentences
 from benchmarks.fused_truth import SCORES, figures, joined, over_targets
 from benchmarks.measuring import read_options, write_parts
 from giveaway.attacks.lira import lira_within
-from giveaway.curvature.choice import Auto
 from giveaway.records import ScoreTable, Signals
 
 SINGLE = ("loss", "gls_trace", "influence", "newton")
@@ -54,7 +53,7 @@ def audited(held: Any, inputs: Any, target: int) -> tuple[ScoreTable, np.ndarray
         inputs=own.tolist() if own.dtype == object else own,
     )
     names = [*SCORES, "predicted_success"]
-    return ga.audit(head, scores=names, curvature=Auto(l2_sensitivity=False)), rows
+    return ga.audit(head, scores=names), rows
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from benchmarks import data as sets
 from benchmarks.data import standardized
 from benchmarks.measuring import read_options, timed
 from benchmarks.recipes import build_cnn, build_mlp, signals_of, solve_logistic, solve_ridge
+from benchmarks.stacked import OnEpoch, Training, train_stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import OnEpoch, Training, train_stacked
 from giveaway.views.text import text_features
 
 MODELS, TARGETS = 200, 4

@@ -19,7 +19,6 @@ import numpy as np
 import giveaway as ga
 from benchmarks.data import arrays
 from benchmarks.measuring import RESULTS, cpu_timed, memory, read_options, timed, write_result
-from giveaway.curvature.choice import Auto
 from giveaway.extract import from_file
 
 
@@ -45,7 +44,7 @@ def measure(what: str, options: argparse.Namespace) -> dict[str, Any]:
         inputs = np.ascontiguousarray(images[index].transpose(0, 3, 1, 2))
     before = memory("VmHWM")
     head, columns = replace(head, inputs=inputs), ["newton", "left_out", "fused"]
-    audit = partial(ga.audit, head, scores=columns, curvature=Auto(l2_sensitivity=False))
+    audit = partial(ga.audit, head, scores=columns)
     (table, cpu), seconds = timed(lambda: cpu_timed(audit))
     return {
         "records": len(table),

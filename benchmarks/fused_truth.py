@@ -20,7 +20,6 @@ import numpy as np
 import giveaway as ga
 from benchmarks.data import arrays
 from benchmarks.measuring import cpu_timed, read_options, timed, write_parts
-from giveaway.curvature.choice import Auto
 from giveaway.evaluation.success import shadow_curve
 from giveaway.extract import from_file
 from giveaway.extract.user_files import signals_from
@@ -40,7 +39,7 @@ def audited(options: argparse.Namespace, name: str, target: int) -> tuple[dict[s
     argument, key = IMAGES[name]
     (images,) = arrays(getattr(options, argument), key)
     head = replace(head.to(options.device), inputs=np.ascontiguousarray(images[index].transpose(0, 3, 1, 2)))
-    audit = partial(ga.audit, head, scores=list(SCORES), curvature=Auto(l2_sensitivity=False))
+    audit = partial(ga.audit, head, scores=list(SCORES))
     (table, cpu), seconds = timed(lambda: cpu_timed(audit))
     cost = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1)}
     columns = {score: table[score] for score in SCORES}

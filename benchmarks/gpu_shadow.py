@@ -34,8 +34,8 @@ from torch import nn
 from benchmarks.data import arrays, cifar10_training, standardized_images
 from benchmarks.measuring import RESULTS, digits, read_options, timed, write_result
 from benchmarks.recipes import RECIPES, build_mlp, train_recipe
+from benchmarks.stacked import Training, captured, seeded_model, train_stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import Training, captured, seeded_model, train_stacked
 from giveaway.evaluation import effect_sizes, spearman
 
 CNN_EPOCHS, MLP_EPOCHS, PRECISION = 25, 60, "bfloat16"

@@ -44,7 +44,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
 from benchmarks.measuring import alone, cpu_timed, memory, read_options, reset_peak_memory, write_result
-from giveaway.curvature.choice import Auto
 
 SETTINGS = {"A": (5000, 64, 10), "B": (5000, 64, 100), "C": (20000, 512, 2)}  # records, features, classes
 DECAY = 1e-4  # l2 = DECAY * n: a weight decay of 1e-4 on the mean loss. It makes softmax's flat directions regular
@@ -143,7 +142,7 @@ def reference(problem: Problem) -> torch.Tensor:
 
 def giveaway_audit(problem: Problem, scores: str) -> torch.Tensor:
     head = ga.Head(problem.features, problem.outputs, problem.targets, loss="cross_entropy", l2=problem.l2)
-    return torch.as_tensor(ga.audit(head, scores=scores, curvature=Auto(l2_sensitivity=False))["influence"])
+    return torch.as_tensor(ga.audit(head, scores=scores)["influence"])
 
 
 def curvlinops_ggn(problem: Problem) -> torch.Tensor:

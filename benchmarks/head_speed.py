@@ -17,7 +17,6 @@ from threadpoolctl import threadpool_limits
 
 import giveaway as ga
 from benchmarks.measuring import alone, cpu_timed, memory, read_options, reset_peak_memory, write_result
-from giveaway.curvature.choice import Auto
 from giveaway.linalg.dense import PairTiles
 
 SETTINGS = {  # records, features, classes
@@ -35,16 +34,16 @@ def measure(setting: str, repeats: int, threads: int) -> dict:
     torch.set_num_threads(threads)
     threadpool_limits(threads)
     n, d, m = SETTINGS[setting]
-    head, curvature = made_head(n, d, m), Auto(l2_sensitivity=False)
-    ga.audit(made_head(200, 8, m), curvature=curvature)
+    head = made_head(n, d, m)
+    ga.audit(made_head(200, 8, m))
     resident = memory("VmRSS")
     reset_peak_memory()
-    ga.audit(head, curvature=curvature)
+    ga.audit(head)
     peak = memory("VmHWM") - resident
     runs = []
     for _ in range(repeats):
         before = gemm_rate()
-        _, seconds = cpu_timed(lambda: ga.audit(head, curvature=curvature))
+        _, seconds = cpu_timed(lambda: ga.audit(head))
         runs.append((seconds, (before + gemm_rate()) / 2))
     width, r = d + 1, m - 1
     size = width * r

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
 from benchmarks.measuring import read_options, write_result
-from giveaway.curvature.choice import Auto
 from giveaway.views.model import said_of
 from giveaway.views.others import OthersView
 
@@ -54,7 +53,7 @@ def measure(x: torch.Tensor, y: torch.Tensor, epsilon: float | None, epochs: int
             target_epsilon=float(epsilon), target_delta=DELTA, sample_rate=1 / BATCHES, epochs=epochs
         )
     head = ga.from_torch(train(x, y, seed=0, epochs=epochs, noise=noise), TensorDataset(x, y))
-    table = ga.audit(head, scores=["newton", "fused"], curvature=Auto(l2_sensitivity=False))
+    table = ga.audit(head, scores=["newton", "fused"])
     view = OthersView(head)
     view.compare(table["newton"], said_of(head).squares)
     prediction = view.predict(table["fused"], head.outputs)

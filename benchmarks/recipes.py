@@ -14,9 +14,9 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 from torch import nn
 
+from benchmarks.stacked import InputsOf, Training, seeded_model, train_stacked
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves
-from giveaway.attacks.stacked import InputsOf, Training, seeded_model, train_stacked
 from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.linalg.precision import mixed
 from giveaway.records import Signals

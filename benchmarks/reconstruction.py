@@ -23,7 +23,7 @@ from torch import nn
 
 import giveaway as ga
 from benchmarks.measuring import digits, read_options, write_result
-from giveaway.attacks.stacked import seeded_model
+from benchmarks.stacked import seeded_model
 
 PENALTY = 0.01  # λ of the head, summed loss
 KNOWN = (1.0, 0.99, 0.9)  # share of the other records that the attacker has

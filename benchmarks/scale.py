@@ -128,7 +128,7 @@ def records(folder: Path, threads: int, small: bool) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {"dense": {}, "sketch": {"probes": 64}}
     scores = ["loss", "influence", "newton", "leverage"]
     for kind, options in kinds.items():
-        runs = [measured(head, threads, scores, kind, l2_sensitivity=False, **options) for head in heads]
+        runs = [measured(head, threads, scores, kind, **options) for head in heads]
         results[kind] = {"runs": runs, "exponent_of_cpu_seconds": exponent(runs[1:], "records", "cpu_seconds")}
         results[kind] |= growth(runs[1], runs[-1])
     return results

@@ -62,7 +62,8 @@ def audit(what: str, n: int, file: str | None) -> float:
     if hasattr(ga, "Sketch"):
         from giveaway.curvature.choice import Dense, Sketch
 
-        chosen = Sketch(probes=64, l2_sensitivity=False) if what == "sketch" else Dense(l2_sensitivity=False)
+        alone = {"l2_sensitivity": False} if hasattr(Dense, "l2_sensitivity") else {}  # of earlier versions
+        chosen = Sketch(probes=64, **alone) if what == "sketch" else Dense(**alone)
         head, options = ga.Head(**arguments, inputs=inputs), {**options, "curvature": chosen}
     else:  # before options that belong together were one object
         head = ga.Head(**arguments)

@@ -45,7 +45,6 @@ from benchmarks.measuring import digits as number
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.shadow_store import balanced_membership, model_membership
 from giveaway.auditing.scoring import LoadedSpan, record_spans
-from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
 from giveaway.extract import from_file
@@ -156,7 +155,7 @@ def predicted_tpr(x: np.ndarray, y: np.ndarray, *, share: float) -> dict[str, np
     """TPR at FPR from one model trained on all of x, as `scores.predicted` has it, and checked against it at 1 %."""
     theta = ridge(x, y)
     head = ga.Head(x[:, :-1], x @ theta, y, "squared", l2=2 * ALPHA, penalize_intercept=False)
-    table = ga.audit(head, scores=["leverage", "loss", "predicted_tpr"], curvature=Auto(l2_sensitivity=False))
+    table = ga.audit(head, scores=["leverage", "loss", "predicted_tpr"])
     h, residual = table["leverage"], np.sqrt(table["loss"])
     freedom = head.n - h.sum()
     variance = residual @ residual / freedom

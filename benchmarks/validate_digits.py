@@ -25,8 +25,8 @@ from benchmarks import data as sets
 from benchmarks.fused_truth import figures
 from benchmarks.measuring import read_options, timed, write_result
 from benchmarks.recipes import RECIPES, train_recipe
+from benchmarks.stacked import EpochBatches, Training, seeded_model
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import EpochBatches, Training, seeded_model
 from giveaway.records import Signals
 
 FIRST_TARGET = 10_000  # seeds and halves that no shadow model has

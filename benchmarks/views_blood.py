@@ -29,7 +29,6 @@ from benchmarks.fused_truth import figures
 from benchmarks.measuring import read_options, write_parts
 from benchmarks.views_blood_truth import CHANGED, SHIFTS
 from giveaway.attacks.lira import lira
-from giveaway.curvature.choice import Auto
 from giveaway.records import Head, Signals
 from giveaway.scores.fusion import fused
 from giveaway.views.all_views import AllViews
@@ -104,9 +103,8 @@ def head_of(held: Columns, images: np.ndarray, labels: np.ndarray) -> Head:
 
 def audited(head: Head, trace: ga.LossTrace) -> tuple[Columns, dict[str, Any]]:
     """Return every view alone, all of them fused, fused without each, and what each counted."""
-    curvature = Auto(l2_sensitivity=False)
     names = [name for name in (*VIEWS, "fused") if name != "relatives" or head.relatives is not None]
-    table = ga.audit(head, trace=trace, scores=names, curvature=curvature)
+    table = ga.audit(head, trace=trace, scores=names)
     found = {name: table[name] for name in names}
     others, _ = view_of(head, required=True)
     seen = AllViews(head, others, trace, found["newton"]).seen

@@ -30,9 +30,9 @@ from torch import nn
 from benchmarks.data import arrays, standardized_images
 from benchmarks.measuring import read_options
 from benchmarks.recipes import RECIPES, Recipe, signals_of
+from benchmarks.stacked import State, train_stacked
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves, stored_seconds
-from giveaway.attacks.stacked import State, train_stacked
 from giveaway.extract.batches import shifted
 from giveaway.records import Signals
 from giveaway.storage.files import write_atomically

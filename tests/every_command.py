@@ -197,7 +197,7 @@ AUDITS = {
     "records": ("--inputs", f"{PATH}-text.npz", "--subgroups", f"{PATH}-subgroups.csv", "--access", "weights"),
     "people": ("--inputs", f"{PATH}-text.npz", "--groups", f"{PATH}-people.txt", "--json"),
     "renamed": ("--inputs", f"{PATH}-text.npz", "--pseudonymize", f"{PATH}-key", "--show-records"),
-    "renamed-people": ("--groups", f"{PATH}-people.txt", "--pseudonymize", "made-key", *config(l2_sensitivity=False)),
+    "renamed-people": ("--groups", f"{PATH}-people.txt", "--pseudonymize", "made-key"),
 }
 
 
@@ -207,7 +207,7 @@ def made_world(folder: Path) -> World:
     made = World(folder, {path.name for path in folder.iterdir()} | {"__pycache__"})
     source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5, "--config", "map=pca")
     estimator = ("audit", "--estimator", "model.joblib", "--data", "users_frame:data", "--allow-pickle")
-    quick = config(map="none", l2_sensitivity=False)
+    quick = config(map="none")
     commands: dict[str, list[tuple[object, ...]]] = {
         name: [(*source, *options, "--out", name)] for name, options in AUDITS.items()
     }

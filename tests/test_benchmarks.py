@@ -11,10 +11,10 @@ import torch
 from benchmarks import gpu_shadow, views_blood
 from benchmarks import views_blood_truth as blood
 from benchmarks.recipes import RECIPES, build_resnet9
+from benchmarks.stacked import train_stacked
 from scipy.stats import norm, spearmanr
 
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
 from giveaway.records import Signals
 
 RECORDS, MODELS, TARGETS = 30, 4, 3

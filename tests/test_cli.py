@@ -135,9 +135,6 @@ def test_json_for_machines(done, file):
     assert [entry["newton"] for entry in result["top"]] == expected.top(4)["newton"].tolist()
     assert (result["unit"], result["rows"], result["ranked_by"]) == ("record", N, "newton")
     assert (result["statement"], result["folder"], result["curvature"]["rank"]) == (RANKING_ONLY, "result", 10)
-    assert set(result["l2_sensitivity"]) == {
-        f"{name}_at_{factor}_l2" for name in ("spearman", "top_kept") for factor in ("0.1", "10")
-    }
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -173,14 +170,14 @@ def test_people(done, file, suffix):
     assert "of 10 people" in (result / "report.html").read_text()
     assert stored()["unit"] == "person"
     assert done("purge", "result") == f"Removed {len(FILES) + 2} files\n"
-    assert "of 40 records" in done(*options, "records", *config(by="record", l2_sensitivity=False))
+    assert "of 40 records" in done(*options, "records", *config(by="record"))
 
 
 def test_rare_options_reach_the_audit(giveaway, done, file):
-    settings = config(optimum="refit", l2_sensitivity=False, frozen=True, penalize_intercept=False)
+    settings = config(optimum="refit", frozen=True, penalize_intercept=False)
     done("audit", "--features", file, "--out", "result", "--scores", "newton, leverage", "--l2", 0.5, *settings)
     meta = stored()
-    options = {"unit": "record", "converged": True, "refit": True, "l2_sensitivity": False}
+    options = {"unit": "record", "converged": True, "refit": True}
     assert meta["options"] == {"scores": ["newton", "leverage"], **options}
     assert (meta["frozen"], meta["penalize_intercept"]) == (True, False)
     assert meta["optimum"]["relative_gradient"] < 1e-9
@@ -288,7 +285,7 @@ def test_neighbours_are_named_on_request_only(done, file):
         assert SECRET not in out + done.err
         people, rows = (read_csv(Path(folder, f"{name}.csv")) for name in ("people", "scores"))
         assert ("fused" in people[0], "nearest" in people[0], "nearest" in rows[0]) == (True, False, bool(more))
-    out = done(*options, "records", *config(by="record", l2_sensitivity=False))
+    out = done(*options, "records", *config(by="record"))
     page = Path("records", "report.html").read_text()
     assert "Nearest: " not in out + Path("records", "scores.csv").read_text()
     assert "· nearest " not in page

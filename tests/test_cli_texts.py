@@ -1,6 +1,7 @@
 """The command line for language models: run as a new user would, with a module of one's own, and with folders."""
 
 import json
+import re
 import stat
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 import giveaway as ga
+from giveaway.auditing.cost import price_texts
 from giveaway.auditing.store import pseudonyms
-from giveaway.auditing.text_cost import price_texts
 from giveaway.extract.text_gradients import TextCurvature
 from giveaway.records import ScoreTable
 from tests.conftest import config, refused
@@ -156,19 +157,23 @@ def test_people_pseudonyms_subgroups_and_a_trace(done, mine):
     assert {"newton", "leverage"} <= set(ScoreTable.load("records").columns)
 
 
+def tokens_of(name):
+    return float(re.search("about (.*) tokens", name)[1].replace(",", ""))
+
+
 def test_the_cost_is_said_before_the_work(done, mine, monkeypatch):
     out = done(*SOURCE, "--base", "users_lm:base", "--dry-run", "--out", "audit")
     assert out.startswith("audit: 120 rows, about ")
-    assert "the first 32 rows were timed here" in out
+    assert "scaled up from 32 records timed here" in out
     assert not Path("audit").exists()
     told = json.loads(done(*SOURCE, "--dry-run", "--json", "--config", "batch_size=40"))
-    assert (told["rows"], told["timed"]) == (mine.N, 80)
-    assert 0.5 < told["tokens"] / sum(len(one) - 1 for one in mine.NUMBERS) < 2
+    assert (told["records"], told["timed"]) == (mine.N, 80)
+    assert 0.5 < tokens_of(told["name"]) / sum(len(one) - 1 for one in mine.NUMBERS) < 2
     loader = torch.utils.data.DataLoader(mine.tokens(), collate_fn=lambda rows: {"input_ids": torch.tensor([[1, 2]])})
-    assert price_texts(mine.alone(), loader).tokens == mine.N
-    plain, head, inner = (price_texts(mine.alone(), mine.tokens(), curvature=one).model_bytes for one in CURVATURES)
+    assert tokens_of(price_texts(mine.alone(), loader).name) == mine.N
+    plain, head, inner = (price_texts(mine.alone(), mine.tokens(), curvature=one).bytes for one in CURVATURES)
     assert plain < inner < head
-    monkeypatch.setattr("giveaway.auditing.text_cost.calibrate", lambda *_: 1e-3)  # products alone take time
+    monkeypatch.setattr("giveaway.auditing.cost.calibrate", lambda *_: 1e-3)  # products alone take time
     weights = [layer for layer in mine.alone().modules() if isinstance(layer, torch.nn.Linear)][-1].weight.numel()
     assert price_texts(mine.alone(), mine.tokens()).seconds == pytest.approx(2e3 * 360 * 240 * weights, rel=1e-6)
     refused("a fixed order, got a list_iterator", price_texts, mine.alone(), iter(mine.tokens()))

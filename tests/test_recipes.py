@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.recipes import RECIPES, build_mlp, signals_of, solve_logistic, train_recipe
+from benchmarks.stacked import Training
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from giveaway.attacks.shadow_store import balanced_membership
-from giveaway.attacks.stacked import Training
 from giveaway.checks import InputError
 from giveaway.records import Signals
 from tests.conftest import refused

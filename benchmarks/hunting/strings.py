@@ -164,7 +164,7 @@ def write_case(rng: random.Random) -> list[tuple[str, ...]]:
         f"[[waiver]]\nrule = {rule}\nowner = {words[0]}\nexpires = 9999-01-01\nreason = {words[1]}\n"
     )
     title = in_toml(text(rng, long=0.02))
-    Path("config.toml").write_text(f'title = {title}\nmap = "pca"\nl2_sensitivity = false\n')
+    Path("config.toml").write_text(f'title = {title}\nmap = "pca"\n')
     option = rng.choice(
         ["features", "inputs", "groups", "ids", "loss", "layer", "device", "by", "gate", "trace", "scores"]
     )

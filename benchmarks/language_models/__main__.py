@@ -24,7 +24,7 @@ from benchmarks.language_models.texts import CORPORA, read_documents, write_text
 from benchmarks.language_models.tokens import write_tokens
 from benchmarks.language_models.train import Tuning, pretrain, write_slice
 from benchmarks.measuring import RESULTS, ROOT
-from giveaway.attacks.stacked import Training
+from benchmarks.stacked import Training
 
 EVERYWHERE = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 RATES = {"full": 4e-4, "lora": 3e-3}

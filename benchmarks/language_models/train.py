@@ -28,8 +28,8 @@ import torch
 from benchmarks.data import arrays
 from benchmarks.language_models.gpt import Architecture, State, first_adapters, first_parameters, stacked, token_losses
 from benchmarks.language_models.texts import Documents
+from benchmarks.stacked import EpochBatches, Training, captured
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import EpochBatches, Training, captured
 from giveaway.storage.files import write_atomically
 
 SEED = 11

@@ -72,16 +72,13 @@ def test_a_case_worked_by_hand():
     assert expected == pytest.approx(0.5970738, abs=1e-7)
 
 
-@pytest.mark.parametrize("variance", VARIANCES)
-@pytest.mark.parametrize("centre", CENTRES)
-@pytest.mark.parametrize("mode", MODES)
-def test_leaving_a_model_out_of_its_own_statistics(mode, variance, centre):
+def test_leaving_a_model_out_of_its_own_statistics():
     signals = made(10, 6, 2, seed=1)
-    found = lira_within(signals, mode=mode, variance=variance, centre=centre)
+    found = lira_within(signals)
     for model in range(10):
         others = signals.of_models(np.delete(np.arange(10), model))
         own = signals.of_models(slice(model, model + 1))
-        expected = lira(own, others, mode=mode, variance=variance, centre=centre).scores[0]
+        expected = lira(own, others, centre="mean").scores[0]
         np.testing.assert_allclose(found.scores[model], expected, rtol=1e-9, atol=1e-9)
 
 

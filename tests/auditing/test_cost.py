@@ -17,7 +17,6 @@ from giveaway.auditing.cost import (
     human_bytes,
     price_process,
     price_view,
-    product_shape,
 )
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.gp.distinguishability import Process
@@ -48,30 +47,19 @@ def test_dense_products_are_those_of_feature_pairs_and_numbers_of_w(loss, m, num
     n, d = 7, 5
     cost = AuditCost(n, d, m, loss)
     pairs = sum(1 for a in range(d) for b in range(a, d))
-    assert cost.flops["sums"] == counted_product(pairs, n, numbers)
-    assert cost.flops["forms"] == counted_product(numbers, pairs, n)
-
-
-def test_dense_softmax_is_the_count_of_the_maths_sheet_and_the_steps_of_the_records():
-    n, d, m = 25_000, 65, 100
-    cost = AuditCost(n, d, m, "cross_entropy")
-    r = m - 1
-    sheet = n * d * (d + 1) * r * (r + 1) + (d * r) ** 3
-    assert cost.operations == pytest.approx(sheet + n * m**3 / 3, rel=1e-12)
-    two, one = (AuditCost(n, d, outputs, "cross_entropy") for outputs in (2, 1))
-    assert {name: two.flops[name] for name in one.flops} == one.flops
+    products = counted_product(pairs, n, numbers) + counted_product(numbers, pairs, n)
+    coupled = loss == "cross_entropy" and m > 1
+    factors = (d * (m - 1)) ** 3 + n * m**3 / 3 if coupled else numbers * d**3
+    assert cost.operations == pytest.approx(products + factors, rel=1e-12)
 
 
 def test_sketch_counts_every_product():
     n, d, m, q = 4, 3, 2, 5
     cost = AuditCost(n, d, m, "cross_entropy", probes=q)
     forth, back = counted_product(n, d, m * q), counted_product(d, n, m * q)
-    assert cost.flops["steps"] == STEPS * (forth + back)
-    assert cost.flops["right sides"] == back
-    assert cost.flops["scores"] == forth
     pairs = d * (d + 1) // 2
-    assert cost.flops["preconditioner sums"] == counted_product(pairs, n, m)
-    assert cost.flops["preconditioner"] == (STEPS + 1) * m * counted_product(d, d, q)
+    preconditioner = counted_product(pairs, n, m) + (STEPS + 1) * m * counted_product(d, d, q) + m * d**3
+    assert cost.operations == (STEPS + 1) * (forth + back) + preconditioner
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared", "binary_cross_entropy"])
@@ -102,26 +90,10 @@ def test_seconds_come_from_the_rate_and_processes_share_the_records():
     one = replace(LARGE, rate=RATE)
     assert one.seconds == pytest.approx(one.operations / 480e12)
     four = replace(LARGE, processes=4, rate=RATE)
-    repeated = one.flops["preconditioner"] + one.flops["preconditioner factors"]
+    _, d, m, _ = IMAGENET
+    repeated = (STEPS + 1) * 2 * d * d * m * 256 + m * d**3
     assert four.seconds == pytest.approx(((one.operations - repeated) / 4 + repeated) / 480e12)
     assert LARGE.seconds is None
-
-
-@pytest.mark.parametrize(
-    ("work", "a_product"),
-    [
-        (LARGE, (976, 2_049, 976)),
-        (AuditCost(9, 3, 1_000, "cross_entropy", probes=256), (4_096, 3, 488)),
-        (AuditCost(9, 65, 100, "cross_entropy"), (488, 4_096, 488)),
-        (AuditCost(9, 30, 1, "squared"), (30, 4_096, 30)),
-        (AuditCost(9, 1, 1, "squared"), (1, 4_096, 1)),
-    ],
-)
-def test_the_product_to_time_has_the_shape_of_the_work_and_bounded_matrices(work, a_product):
-    assert product_shape(work) == a_product
-    for device, most in (("cpu", 16e6), ("cuda", 256e6)):
-        a, b, c = product_shape(replace(work, device=device))
-        assert 8 * max(a * b, b * c, a * c) <= most
 
 
 def test_the_rate_is_operations_over_time(monkeypatch):
@@ -135,14 +107,14 @@ def test_the_rate_is_operations_over_time(monkeypatch):
     taken = iter([0.5, 0.02, 0.03, 0.02, 0.05])
     monkeypatch.setattr("giveaway.auditing.cost.perf_counter", lambda: now)
     monkeypatch.setattr(torch, "mm", product)
-    rate = calibrate(torch.device("cpu"), torch.float32, (30, 40, 50))
-    assert rate == pytest.approx(2 * 30 * 40 * 50 / 0.02)
+    rate = calibrate(torch.device("cpu"), torch.float32)
+    assert rate == pytest.approx(2 * 1_024**3 / 0.02)
 
 
 def test_the_words_of_a_sketch():
     assert replace(LARGE, device="cuda", rate=RATE).lines() == [
         "audit: 1,281,167 records × 2,049 features × 1,000 classes; sketched curvature, 256 probes; about 6.2e16 "
-        "operations, 32 GB, 2 minutes on this GPU (measured rate 480 TFLOP/s)",
+        "operations, 32 GB, 2 minutes on this GPU",
         "an estimate: matrix products at a measured rate; reading the features and small steps come on top",
     ]
 
@@ -154,13 +126,13 @@ def test_the_words_of_small_audits():
     )
     labels = AuditCost(9_000, 65, 3, "binary_cross_entropy", processes=2, rate=35.4e9)
     assert "9,000 records × 65 features × 3 outputs; dense curvature" in labels.lines()[0]
-    assert "under a second with 2 processes like this one (measured rate 35 GFLOP/s)" in labels.lines()[0]
+    assert "under a second with 2 processes like this one" in labels.lines()[0]
 
 
 def test_json_holds_everything_and_is_json():
     cost = replace(LARGE, rate=RATE)
     found = json.loads(json.dumps(cost.to_json(), allow_nan=False))
-    assert found["operations"] == cost.operations == sum(found["flops"].values())
+    assert found["operations"] == cost.operations
     assert (found["bytes"], found["rate"], found["probes"]) == (cost.bytes, 480e12, 256)
     assert found["notes"] == list(cost.notes)
     assert (found["records"], found["curvature"], found["loss"]) == (1_281_167, "sketch", "cross_entropy")

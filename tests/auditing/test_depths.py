@@ -7,7 +7,7 @@ import torch
 
 import giveaway as ga
 from giveaway.auditing.depths import DepthAudit, with_depths
-from giveaway.curvature.choice import Auto, Dense, Sketch
+from giveaway.curvature.choice import Dense, Sketch
 from giveaway.extract import from_torch
 from giveaway.network import Depths, InverseCurvature, Network, Solves, sketch_records
 from giveaway.records import ScoreTable
@@ -119,7 +119,7 @@ def test_depth_head_is_the_audit_of_the_head(loss):
     model, x, y = made("mlp", n=30)
     targets = targets_for(loss, y)
     head = from_torch(model, torch.utils.data.TensorDataset(x, targets), loss=loss, l2=0.8)
-    expected = ga.audit(head, scores=list(USUAL), curvature=Auto(l2_sensitivity=False))
+    expected = ga.audit(head, scores=list(USUAL))
     exact = audit_depths(model, (x, targets), loss=loss, damping=0.8, depths="head", method="exact", tolerance=1e-11)
     sketch = audit_depths(model, (x, targets), loss=loss, damping=0.8, depths="head", probes=512)
     for name in USUAL:

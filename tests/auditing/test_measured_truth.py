@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from giveaway import audit
-from giveaway.curvature.choice import Auto
 from giveaway.evaluation import recall_at, spearman
 from giveaway.extract import from_file
 from giveaway.records import ScoreTable
@@ -40,7 +39,7 @@ def scored(shared: Path, data: str, target: int) -> tuple[ScoreTable, np.ndarray
     head, notes = from_file(path, l2=L2)
     assert notes == ["ignored keys: index"]
     names = [name for _, t, name, *_ in RECORDED if t == target]
-    table = audit(head, scores=list(dict.fromkeys(names)), curvature=Auto(l2_sensitivity=False))
+    table = audit(head, scores=list(dict.fromkeys(names)))
     with np.load(path) as model, np.load(shared / "truth" / f"{data}_truth.npz") as truth:
         return table, truth["effect_size"][model["index"]]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from giveaway import Head, audit
-from giveaway.auditing.plan import SENSITIVITY_UP_TO, plan
+from giveaway.auditing.plan import plan
 from giveaway.curvature.choice import Auto, Choice, Dense, choose
 from giveaway.scores.catalogue import CATALOGUE
 from tests.conftest import KINDS, made_arrays, made_head, refused
@@ -30,11 +30,6 @@ INPUTS = np.random.default_rng(0).normal(size=(60, 3))
             "classes",
             {"optimum": "corrected"},
             'optimum: expected a head with its weights for "corrected", got none; pass weight= and bias=',
-        ),
-        (
-            "classes",
-            {"scores": ["leverage"], "curvature": Dense(l2_sensitivity=True)},
-            "l2_sensitivity: expected newton among the scores, got leverage; add newton",
         ),
         (
             "classes",
@@ -106,7 +101,7 @@ def test_scores_of_a_black_box(kind):
     of_classes = () if kind.startswith("squared") else ("entropy", "margin")
     resolved = plan(black_box(kind, inputs=INPUTS))
     assert resolved.scores == ("loss", *of_classes, "left_out", "fused")
-    assert (resolved.beside_view, resolved.l2_sensitivity) == ("loss", False)
+    assert resolved.beside_view == "loss"
     assert plan(black_box(kind)).scores == ("loss", *of_classes)
 
 
@@ -122,20 +117,6 @@ def test_the_head_s_part_of_fused_is_computed_unasked(names, of_head):
     resolved = plan(made_head("classes", inputs=INPUTS), names)
     assert (resolved.of_head, resolved.of_view) == (of_head, (names[-1],))
     assert resolved.scores == tuple(names)
-    assert not resolved.l2_sensitivity
-
-
-@pytest.mark.parametrize(
-    ("kind", "d", "parameters"),
-    [("classes", 499, 2000), ("classes", 500, 2004), ("multi_label", 665, 1998), ("squared_many", 666, 2001)],
-)
-def test_l2_sensitivity_by_default_up_to_two_thousand_parameters(kind, d, parameters):
-    head = made_head(kind, n=4, d=d)
-    assert SENSITIVITY_UP_TO == 2000
-    assert plan(head).l2_sensitivity is (parameters <= 2000)
-    for wanted in (True, False):
-        assert plan(head, curvature=Dense(l2_sensitivity=wanted)).l2_sensitivity is wanted
-    assert not plan(head, ["loss"]).l2_sensitivity
 
 
 def test_the_choice_says_why():

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
 
 from giveaway import Head, audit
 from giveaway import text as progress
@@ -48,7 +47,6 @@ def test_metadata_of_a_plain_audit():
         "unit": "record",
         "converged": True,
         "refit": False,
-        "l2_sensitivity": True,
     }
     assert meta.view is None
     assert meta.no_view == "No fused score: the records themselves were not given (inputs)."
@@ -72,23 +70,6 @@ def test_rank_and_cut_of_deficient_heads(kind):
     assert curvature.inverse == "eigenvectors"
     coupled = degrees if copies.loss == "cross_entropy" else 1
     assert curvature.rank_relative_cut == 7 * coupled * EPS
-
-
-@pytest.mark.parametrize("unit", ["record", "person"])
-@pytest.mark.parametrize("kind", ["squared", "classes", "multi_label"])
-def test_l2_sensitivity_is_the_rank_correlation_with_other_penalties(kind, unit):
-    groups = np.random.default_rng(0).integers(0, 20, 60) if unit == "person" else None
-    arrays = made_arrays(kind)
-    table = audit(Head(**arrays, l2=20.0, groups=groups))
-    for factor, l2 in (("0.1", 2.0), ("10", 200.0)):
-        other = audit(Head(**arrays, l2=l2, groups=groups), scores=["newton"])["newton"]
-        expected = spearmanr(table["newton"], other).statistic
-        assert table.meta.l2_sensitivity[f"spearman_at_{factor}_l2"] == pytest.approx(expected, abs=2e-6)
-        k = max(1, round(0.05 * len(table)))
-        tops = [set(np.argsort(-values)[:k].tolist()) for values in (table["newton"], other)]
-        kept = len(tops[0] & tops[1]) / k
-        assert table.meta.l2_sensitivity[f"top_kept_at_{factor}_l2"] == pytest.approx(kept, abs=2e-6)
-    assert min(table.meta.l2_sensitivity.values()) < 1.0
 
 
 def test_distance_from_the_optimum():

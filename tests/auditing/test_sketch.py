@@ -46,7 +46,7 @@ def small() -> ga.Head:
 
 @cache
 def dense_of_small() -> ScoreTable:
-    return ga.audit(small(), scores=EVERY, curvature=Dense(l2_sensitivity=False))
+    return ga.audit(small(), scores=EVERY, curvature=Dense())
 
 
 def sketch(head: ga.Head, *, scores=EVERY, optimum="assumed", **options) -> ScoreTable:
@@ -337,7 +337,7 @@ def assert_ranks_alike(table: ScoreTable, exact: ScoreTable, bound: float) -> No
 @pytest.mark.slow
 def test_six_thousand_records_of_thirty_classes():
     head = classes_head(6_000, 40, 30, sure=4.0, tails=5.0)
-    exact = ga.audit(head, scores=MAIN, curvature=Dense(l2_sensitivity=False))
+    exact = ga.audit(head, scores=MAIN, curvature=Dense())
     assert_ranks_alike(sketch(head, scores=MAIN, probes=512), exact, 0.08)
 
 
@@ -347,7 +347,7 @@ def test_a_measured_model(shared):
     whole, _ = from_file(shared / "truth" / "cifar10_cnn_target_200.npz", l2=0.01)
     features, outputs, targets = (array[::10] for array in (whole.features, whole.outputs, whole.targets))
     head = ga.Head(features, outputs, targets, loss="cross_entropy", l2=0.01)
-    exact = ga.audit(head, scores=MAIN, curvature=Dense(l2_sensitivity=False))
+    exact = ga.audit(head, scores=MAIN, curvature=Dense())
     assert_ranks_alike(sketch(head, scores=MAIN, probes=512), exact, 0.08)
 
 

@@ -11,7 +11,7 @@ from tests.conftest import made_head, refused
 
 OF_EVERY_AUDIT = """
 unit rows records outputs loss l2 intercept penalize_intercept frozen options processes device curvature optimum
-view no_view predicted_by no_prediction kernel l2_sensitivity repeats newton_capped seconds
+view no_view predicted_by no_prediction kernel repeats newton_capped seconds
 """.split()  # noqa: SIM905
 
 

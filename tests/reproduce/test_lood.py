@@ -28,10 +28,10 @@ from benchmarks.reproduce.lood.pictures import beside_the_record
 from benchmarks.reproduce.lood.searches import by_step, details, pixels
 from benchmarks.reproduce.lood.toys import at_queries, domain, normal_places, placed, slopes, steepest
 from benchmarks.reproduce.page import section
+from benchmarks.stacked import train_stacked
 from torch import nn
 
 from giveaway.attacks.shadow_store import model_seed
-from giveaway.attacks.stacked import train_stacked
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit

@@ -19,10 +19,10 @@ from benchmarks.reproduce.per_sample.attacks import Truth, attack_truth, balance
 from benchmarks.reproduce.per_sample.experiment import run
 from benchmarks.reproduce.per_sample.pictures import highest
 from benchmarks.reproduce.per_sample.settings import EXPERIMENTS
+from benchmarks.stacked import Training
 
 from giveaway.attacks import AttackScores, rmia
 from giveaway.attacks.shadow_store import balanced_membership, model_membership
-from giveaway.attacks.stacked import Training
 from giveaway.checks import InputError
 from giveaway.records import Signals
 

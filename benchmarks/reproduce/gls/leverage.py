@@ -110,7 +110,7 @@ class Target:
     def _closed_form(self) -> Piece:
         head = self._head()
         names = [*SUMMARIES, *BESIDE]
-        table = audit(head.to(self.x.device), scores=names, curvature=Dense(l2_sensitivity=False))
+        table = audit(head.to(self.x.device), scores=names, curvature=Dense())
         parameters = sum(value.numel() for value in self.model.top.head.parameters())
         return {name: np.asarray(table[name]) for name in names}, {"parameters": parameters, "damping": head.l2}
 

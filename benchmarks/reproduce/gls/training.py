@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.networks import Top
-from giveaway.attacks.stacked import captured
+from benchmarks.stacked import captured
 from giveaway.records import LossTrace
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

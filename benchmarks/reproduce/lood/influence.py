@@ -14,8 +14,8 @@ from benchmarks.reproduce.job import Job, Piece
 from benchmarks.reproduce.lood.attacks import truth_of
 from benchmarks.reproduce.lood.measures import correlation
 from benchmarks.reproduce.lood.networks import Pictures, Size, cars_and_planes, described, first_network, size_of
+from benchmarks.stacked import EpochBatches
 from giveaway.attacks.shadow_store import model_seed
-from giveaway.attacks.stacked import EpochBatches
 from giveaway.gp.posterior import kernel_regression, leave_one_out
 from giveaway.linalg.precision import tf32_products
 from giveaway.network import Network, tracin

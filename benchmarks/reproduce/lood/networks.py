@@ -14,8 +14,8 @@ from torch import nn
 from benchmarks.data import cifar10_training
 from benchmarks.networks import build_network
 from benchmarks.reproduce.job import Arrays, Job, Piece, keep_plan
+from benchmarks.stacked import Training, seeded_model, train_stacked
 from giveaway.attacks.shadow_store import model_seed
-from giveaway.attacks.stacked import Training, seeded_model, train_stacked
 from giveaway.linalg.precision import tf32_products
 
 PLANE, CAR = 0, 1

@@ -19,9 +19,8 @@ from benchmarks.reproduce.job import Arrays, Job, read_piece, write_piece
 from benchmarks.reproduce.per_sample.agreement import compare
 from benchmarks.reproduce.per_sample.attacks import attack_references
 from benchmarks.reproduce.per_sample.data import Data, Load, small
+from benchmarks.stacked import State, Training, train_stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import State, Training, train_stacked
-from giveaway.curvature.choice import Auto
 from giveaway.network import InverseCurvature, Network, sketch_records
 from giveaway.records import ScoreTable, Signals
 
@@ -50,7 +49,7 @@ def score_target(
     def of_head() -> tuple[ga.Head, ScoreTable]:
         head = head_of(model, x, y, experiment.l2(len(rows)), job.device)
         names = OF_HEAD + (("entropy",) if data.classes else ())
-        return head, ga.audit(head, scores=names, curvature=Auto(l2_sensitivity=False))
+        return head, ga.audit(head, scores=names)
 
     head, table = costed("surrogates", of_head)
     columns = {name: table[name] for name in table.columns}
@@ -60,7 +59,7 @@ def score_target(
         inputs["fused_records"] = data.of(rows)
     for name, records in inputs.items() if experiment.fused else ():
         with_inputs = replace(head, inputs=records)
-        fused = costed(name, partial(ga.audit, with_inputs, scores="fused", curvature=Auto(l2_sensitivity=False)))
+        fused = costed(name, partial(ga.audit, with_inputs, scores="fused"))
         columns[name] = fused["fused"]
     if number < experiment.whole_network:
         columns["whole_network"] = costed("whole_network", lambda: whole_network(model, x, y, data, job))

@@ -18,7 +18,7 @@ from benchmarks.reproduce.per_sample.data import Data, sst2
 from benchmarks.reproduce.per_sample.experiment import Experiment, run
 from benchmarks.reproduce.per_sample.splits import run_splits
 from benchmarks.reproduce.per_sample.whole import run_whole
-from giveaway.attacks.stacked import Training
+from benchmarks.stacked import Training
 
 LONGEST = 32  # words of a sentence that the transformer reads
 UNKNOWN, FIRST_WORD = 1, 2

@@ -15,9 +15,8 @@ from benchmarks.reproduce.per_sample.agreement import METRICS, figures, repeated
 from benchmarks.reproduce.per_sample.attacks import SMALLEST_ERROR, Truth, attack_truth, halves_of
 from benchmarks.reproduce.per_sample.data import Data, california, small
 from benchmarks.reproduce.per_sample.experiment import FIRST_TARGET, SMALL_EPOCHS, Experiment, built, target_members
+from benchmarks.stacked import train_stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
-from giveaway.curvature.choice import Auto
 from giveaway.records import Signals
 
 SPLITS = 5
@@ -115,6 +114,6 @@ def _scores(data: Data, rows: np.ndarray, theta: np.ndarray, experiment: Experim
     x, y = data.inputs[rows].astype(np.float64), data.targets[rows].astype(np.float64)
     outputs = (x @ theta[:-1] + theta[-1])[:, None]
     head = ga.Head(x, outputs, y, "squared", l2=experiment.l2(len(rows)), weight=theta[None, :-1], bias=theta[-1:])
-    table = ga.audit(head, scores=SCORES, curvature=Auto(l2_sensitivity=False))
+    table = ga.audit(head, scores=SCORES)
     slope = np.linalg.norm(theta[:-1])  # of the output in the input: the same for every record
     return {**{name: table[name] for name in SCORES}, "input_gradient_norm": 2 * np.abs(outputs[:, 0] - y) * slope}

@@ -12,18 +12,15 @@ if TYPE_CHECKING:
     from giveaway.attacks.shadow import RetrainedRecords, retrain_without, train_shadows
     from giveaway.attacks.shadow_store import balanced_membership, model_seed
     from giveaway.attacks.slices import collect_slices
-    from giveaway.attacks.stacked import Training, train_stacked
 
 _HOMES = {  # an audit must not wait for what trains models
     "retraining": ("Retraining",),
     "shadow": ("RetrainedRecords", "retrain_without", "train_shadows"),
     "shadow_store": ("balanced_membership", "model_seed"),
     "slices": ("collect_slices",),
-    "stacked": ("Training", "train_stacked"),
 }
-__all__ = ["AttackScores", "RetrainedRecords", "Retraining", "Training", "balanced_membership", "collect_slices"]
-__all__ += ["lira", "lira_within", "model_seed", "retrain_without", "rmia", "shokri", "threshold", "train_shadows"]
-__all__ += ["train_stacked"]
+__all__ = ["AttackScores", "RetrainedRecords", "Retraining", "balanced_membership", "collect_slices", "lira"]
+__all__ += ["lira_within", "model_seed", "retrain_without", "rmia", "shokri", "threshold", "train_shadows"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
-"""What an audit will cost: operations by stage, memory, and time at a measured rate; and what its views of the records
-will, timed on some of them (docs/derivations.md)."""
+"""What an audit will cost: operations, memory, and time at a measured rate; and what its views of the records and the
+audit of a language model will, timed on some of them (docs/derivations.md)."""
 
 import math
 from collections.abc import Callable
@@ -9,11 +9,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Subset
 
 from giveaway.auditing.plan import Plan
+from giveaway.auditing.texts import audit_texts
+from giveaway.checks import free_memory
 from giveaway.curvature.choice import Auto, Dense, Sketch, choose
 from giveaway.curvature.losses import Loss, loss_named
 from giveaway.curvature.sketch import probes_at_once
+from giveaway.extract.language_model_checks import check_dataset, checked_models
+from giveaway.extract.language_models import NUMBERS_AT_ONCE, from_causal_lm
+from giveaway.extract.text_gradients import MOST_ON_CPU, TextCurvature, linear_layers, output_head
+from giveaway.extract.torch_model import device_of
 from giveaway.gp.distinguishability import Process
 from giveaway.gp.posterior import as_records, kernel_regression, left_out_errors
 from giveaway.linalg.precision import precision_named
@@ -24,25 +31,25 @@ from giveaway.text import human_seconds
 from giveaway.views import left_out
 from giveaway.views.left_out import RecordFeatures, fits_whole, fourier_features, landmark_count
 
-QUICK = 3e11  # operations
+QUICK = 3e11  # operations: so many take seconds on any machine
 LONG = 60.0  # seconds; the cost of a longer audit is announced before the work
 STEPS = 20  # of conjugate gradients, while nothing is known about the problem
 SKETCH_BYTES = 4  # per number of a sketch
 WORKING_COPIES = 7  # right sides, solution, residual, preconditioned residual, direction, product, and one in transit
 COLUMNS = 14  # of a table with every score
-MATRIX_BYTES = {"cpu": 16_000_000, "cuda": 256_000_000}  # in a timed product: large enough for full speed, soon done
-ROWS = 4_096
-FLOPS = ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
+PRODUCT = {"cpu": 1_024, "cuda": 8_192}  # rows of a timed product: large enough for full speed, soon done
 NOTE = "an estimate: matrix products at a measured rate; reading the features and small steps come on top"
 TIMED, FACTORED = 256, 2_048  # records whose features or kernel are timed at most, and rows of the factor that is
+TIMED_TEXTS = 32
+TOKEN_BYTES = 400  # of a token while the other texts predict it; measured with 10⁶ of them
 TIMES = 5
 LEAST_TIMED = 0.1  # seconds that the timed part of a kernel takes, unless there are fewer records
 EIGEN = 17  # products of two matrices that eigenvectors cost, as measured for 3,000 rows
 
 
 @dataclass(frozen=True)
-class ViewCost:
-    """What one view of the records will take, scaled up from `timed` of them."""
+class TimedCost:
+    """What a view of the records, or the audit of texts, will take, scaled up from `timed` of them."""
 
     name: str
     records: int
@@ -71,7 +78,7 @@ class AuditCost:
     device: str = "cpu"
     held_bytes: int = 0  # in memory besides, such as features that are not read in windows
     rate: float | None = None  # operations a second, where they were measured
-    views: tuple[ViewCost, ...] = ()
+    views: tuple[TimedCost, ...] = ()
     notes: tuple[str, ...] = (NOTE,)
 
     @property
@@ -79,38 +86,31 @@ class AuditCost:
         return loss_named(self.loss, self.outputs)
 
     @cached_property
-    def _counts(self) -> tuple[dict[str, float], dict[str, float], int]:
-        """Operations of the stages that processes share, and of those that each one repeats; bytes of the matrices."""
+    def _work(self) -> tuple[float, float, int]:
+        """Operations that processes share, operations that each one repeats, and bytes of the matrices."""
         n, d, m, q, loss = self.records, self.features, self.outputs, self.probes, self.of_loss
         if q is None:
             matrices, size = (1, d * (m - 1)) if loss.coupled else (loss.pairs, d)
-            products = float(n * d * (d + 1) * loss.pairs)
-            shared = {"sums": products, "forms": products} | ({"left out": n * m**3 / 3} if loss.coupled else {})
-            return shared, {"inverse": float(matrices * size**3)}, 16 * matrices * size**2
-        product = 2.0 * n * d * m * q
-        shared = {"right sides": product, "steps": 2 * product * STEPS, "scores": product}
-        shared["preconditioner sums"] = float(n * d * (d + 1) * m)
-        repeated = {"preconditioner factors": float(m * d**3), "preconditioner": 2.0 * d * d * m * q * (STEPS + 1)}
+            left_out = n * m**3 / 3 if loss.coupled else 0.0
+            return 2.0 * n * d * (d + 1) * loss.pairs + left_out, float(matrices * size**3), 16 * matrices * size**2
+        products = 2 * (STEPS + 1)  # two a step, one for the right sides and one for the scores
+        shared = products * 2.0 * n * d * m * q + n * d * (d + 1) * m
+        repeated = m * d**3 + 2.0 * d * d * m * q * (STEPS + 1)
         copies = q + (WORKING_COPIES - 1) * -(-q // self.probe_blocks)  # all probes once, the rest for a block of them
         return shared, repeated, SKETCH_BYTES * m * d * (copies + d)
 
     @property
-    def flops(self) -> dict[str, float]:
-        """Operations by stage."""
-        return self._counts[0] | self._counts[1]
-
-    @property
     def operations(self) -> float:
-        return sum(self.flops.values())
+        return self._work[0] + self._work[1]
 
     @property
     def bytes(self) -> int:
         """The peak of one process."""
-        return self._counts[2] + 8 * COLUMNS * self.records + self.held_bytes
+        return self._work[2] + 8 * COLUMNS * self.records + self.held_bytes
 
     @property
     def seconds(self) -> float | None:
-        shared, repeated = (sum(part.values()) for part in self._counts[:2])
+        shared, repeated, _ = self._work
         return None if self.rate is None else (shared / self.processes + repeated) / self.rate
 
     def lines(self) -> list[str]:
@@ -121,55 +121,49 @@ class AuditCost:
         where = "on this GPU" if torch.device(self.device).type == "cuda" else "on this machine"
         if self.processes > 1:
             where = f"with {self.processes} processes like this one"
-        time = "time not measured"
-        if self.seconds is not None:
-            time = f"{human_seconds(self.seconds)} {where} (measured rate {_scaled(self.rate or 0.0, FLOPS)})"
+        time = "time not measured" if self.seconds is None else f"{human_seconds(self.seconds)} {where}"
         mantissa, exponent = f"{self.operations:.1e}".split("e")
         about = f"about {mantissa}e{int(exponent)} operations, {human_bytes(self.bytes)}, {time}"
         return [f"audit: {size}; {how}; {about}", *(view.line() for view in self.views), *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Return the same for machines."""
-        named = (
-            "records",
-            "features",
-            "outputs",
-            "loss",
-            "probes",
-            "processes",
-            "device",
-            "flops",
-            "operations",
-            "bytes",
-        )
-        told = {name: getattr(self, name) for name in (*named, "seconds", "rate", "notes")}
+        sizes = ("records", "features", "outputs", "loss", "probes", "processes", "device")
+        told = {name: getattr(self, name) for name in (*sizes, "operations", "bytes", "seconds", "rate", "notes")}
         kind = "dense" if self.probes is None else "sketch"
         return told | {"curvature": kind, "views": [vars(view) for view in self.views]}
 
 
-def product_shape(work: AuditCost) -> tuple[int, int, int]:
-    """Return (a, b, c) of the product (a × b)·(b × c) that such an audit consists of, cut to what is quick to time."""
-    d, m = work.features, work.outputs
-    if work.probes is not None:
-        a, b, c = ROWS, d, m * -(-work.probes // work.probe_blocks)
-    else:
-        # pairs of features against the numbers of W, or features against both: linalg.dense expands the smaller
-        pairs = work.of_loss.pairs
-        a, b, c = (d * d // 2, ROWS, pairs) if 2 * pairs > d else (d, ROWS, pairs * d)
-    most = MATRIX_BYTES[torch.device(work.device).type] // 8
-    a = max(1, min(a, most // b))
-    return a, b, max(1, min(c, most // max(a, b)))
+def forecast(
+    head: Head, curvature: Dense | Sketch | Auto, processes: Processes = ALONE, resolved: Plan | None = None
+) -> AuditCost:
+    """Estimate the cost of the head's own scores at a rate measured here, and of the views that are `resolved`; without
+    a plan, nothing is measured for an audit that is quick on any machine."""
+    sketch, dtype, probes, blocks = choose(head, curvature).sketch, torch.float64, None, 1
+    if sketch is not None:
+        dtype, probes = precision_named(sketch.precision, head.device).between, sketch.probes
+        blocks = -(-probes // probes_at_once(head, sketch))
+    held = 0 if isinstance(head.features, LazyRows) else head.features.nbytes
+    size = (head.n, head.width, head.m, head.loss, probes, blocks)
+    cost = AuditCost(*size, processes=processes.size, device=str(head.device), held_bytes=held)
+    if resolved is None and cost.operations < QUICK:
+        return cost
+    views = []
+    if resolved is not None and resolved.view is not None and (resolved.of_view or resolved.of_theory):
+        views.append(price_view(resolved.view.features, resolved.view.kind, head.device))
+    if resolved is not None and resolved.process is not None and resolved.of_lood:
+        views.append(price_process(resolved.process.process, resolved.process.inputs, head.device))
+    return replace(cost, rate=calibrate(head.device, dtype), views=tuple(views))
 
 
-def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
-    """Measure operations a second in a product of `shape`."""
-    a, b, c = shape
+def calibrate(place: torch.device, dtype: torch.dtype) -> float:
+    """Measure operations a second in a product of two square matrices."""
+    size = PRODUCT[place.type]
     # random numbers: a GPU multiplies constants faster
     generator = torch.Generator(place).manual_seed(0)
-    left = torch.randn(a, b, dtype=dtype, device=place, generator=generator)
-    right = torch.randn(b, c, dtype=dtype, device=place, generator=generator)
-    out = torch.empty(a, c, dtype=dtype, device=place)
-    return 2.0 * a * b * c / _quickest(lambda: torch.mm(left, right, out=out), place)
+    left, right = torch.randn(2, size, size, dtype=dtype, device=place, generator=generator)
+    out = torch.empty_like(left)
+    return 2.0 * size**3 / _quickest(lambda: torch.mm(left, right, out=out), place)
 
 
 def _quickest(work: Callable[[], Any], place: torch.device) -> float:
@@ -185,35 +179,31 @@ def _quickest(work: Callable[[], Any], place: torch.device) -> float:
     return max(best, 1e-9)
 
 
-def price_view(features: RecordFeatures, kind: str, place: torch.device) -> ViewCost:
+def price_view(features: RecordFeatures, kind: str, place: torch.device) -> TimedCost:
     """Price the prediction of every record from the others, by records of this kind (images, text or tabular)."""
-    n, name, note = features.n, f"second view of {features.n:,} records", ""
+    n, note, seconds, held = features.n, "", 0.0, 0
+    seen = fourier_features(features)[0] if kind == "tabular" else features
+    some = slice(0, min(n, TIMED))
+    d, each = seen.of(some).shape[1], _quickest(lambda: seen.of(some), place) / some.stop
+    rate = calibrate(place, torch.float64)
     if kind == "tabular":
-        both, rate = fourier_features(features)[0], calibrate(place, torch.float64, (TIMED, FACTORED, TIMED))
-        rows, each = _per_record(both, place)
-        d = min(n, rows.shape[1])
-        seconds, held = 3 * n * each + (4.0 * n * rows.shape[1] * d + 2 * EIGEN * d**3) / rate, 8 * 3 * d * d
-        if fits_whole(n, place):
-            sharp = price_view(features, "images", place)
-            seconds, held = seconds + sharp.seconds, max(held, sharp.bytes)
-            note = "; most of it only if the model memorizes"
-        return ViewCost(name, n, seconds, held, len(rows), note)
-    rows, each = _per_record(features, place)
-    d, rate = rows.shape[1], calibrate(place, torch.float32, (len(rows), rows.shape[1], len(rows)))
+        count = min(n, d)
+        seconds, held = 3 * n * each + (4.0 * n * d * count + 2 * EIGEN * count**3) / rate, 8 * 3 * count**2
+    elif not fits_whole(n, place):
+        count = landmark_count(n)
+        passes = 2 if 4 * n * count <= left_out.KEPT_BYTES else 4  # the last for the nearest records
+        products = 2.0 * n * count * (d + 3 * count) + 4 * EIGEN * float(count) ** 3
+        seconds, held = passes * n * each + products / rate, min(4 * n * count, left_out.KEPT_BYTES) + 8 * 4 * count**2
     if fits_whole(n, place):
         sample, chosen = min(n, left_out.SAMPLE), min(n, left_out.CHOSEN_ON)
         factors = _factoring(place) * (float(n) ** 3 + len(left_out.NOISES) * float(chosen) ** 3)
-        seconds = n * each + d * (float(n) ** 2 + sample**2 + chosen**2) / rate + factors
-        return ViewCost(name, n, seconds, int(8 * left_out.MATRICES * n * n) + 4 * n * d, len(rows))
-    count = landmark_count(n)
-    held, double = 4 * n * count, calibrate(place, torch.float64, (TIMED, FACTORED, TIMED))
-    passes = 2 if held <= left_out.KEPT_BYTES else 4  # the last for the nearest records
-    seconds = passes * n * each + 2.0 * n * count * (d + count) / rate
-    seconds += (4.0 * n * count**2 + 4 * EIGEN * float(count) ** 3) / double
-    return ViewCost(name, n, seconds, min(held, left_out.KEPT_BYTES) + 8 * 4 * count**2, len(rows))
+        seconds += n * each + d * (float(n) ** 2 + sample**2 + chosen**2) / rate + factors
+        held = max(held, int(8 * left_out.MATRICES * n * n) + 4 * n * d)
+        note = "; most of it only if the model memorizes" if kind == "tabular" else ""
+    return TimedCost(f"second view of {n:,} records", n, seconds, held, some.stop, note)
 
 
-def price_process(process: Process, inputs: Any, place: torch.device) -> ViewCost:
+def price_process(process: Process, inputs: Any, place: torch.device) -> TimedCost:
     """Price a Gaussian process's view of all records: its kernel of every pair, and one factorization."""
     x = as_records(inputs, place)
     n, count, pairs = len(x), 8, 0.0
@@ -222,13 +212,7 @@ def price_process(process: Process, inputs: Any, place: torch.device) -> ViewCos
         count = min(2 * count, n)
         pairs = _quickest(lambda: kernel(x[:count], x[:count]), place)  # noqa: B023 (called here)
     seconds = 0.5 * pairs * (n / count) ** 2 + _factoring(place) * float(n) ** 3
-    return ViewCost(f"Gaussian process of {n:,} records", n, seconds, 22 * n * n, count)
-
-
-def _per_record(features: RecordFeatures, place: torch.device) -> tuple[torch.Tensor, float]:
-    """Return the features of some records, and the seconds that one record's take."""
-    some = slice(0, min(features.n, TIMED))
-    return features.of(some).to(place), _quickest(lambda: features.of(some), place) / some.stop
+    return TimedCost(f"Gaussian process of {n:,} records", n, seconds, 22 * n * n, count)
 
 
 def _factoring(place: torch.device) -> float:
@@ -239,45 +223,52 @@ def _factoring(place: torch.device) -> float:
     return _quickest(lambda: left_out_errors(work()), place) / FACTORED**3
 
 
-def quick(head: Head, curvature: Dense | Sketch | Auto) -> bool:
-    """Whether the audit takes seconds on any machine, so that nothing need be measured."""
-    sketch = choose(head, curvature).sketch
-    per_record = head.width * head.m * (2.0 * head.width * head.m if sketch is None else 80.0 * sketch.probes)
-    return head.n * per_record < QUICK
-
-
-def forecast(
-    head: Head, curvature: Dense | Sketch | Auto, processes: Processes = ALONE, resolved: Plan | None = None
-) -> AuditCost:
-    """Estimate the cost of the head's own scores at a rate measured here, and of the views that are `resolved`."""
-    sketch, dtype, probes, blocks = choose(head, curvature).sketch, torch.float64, None, 1
-    if sketch is not None:
-        dtype, probes = precision_named(sketch.precision, head.device).between, sketch.probes
-        blocks = -(-probes // probes_at_once(head, sketch))
-    held = 0 if isinstance(head.features, LazyRows) else head.features.nbytes
-    size = (head.n, head.width, head.m, head.loss, probes, blocks)
-    cost = AuditCost(*size, processes=processes.size, device=str(head.device), held_bytes=held)
-    rate = calibrate(head.device, dtype, product_shape(cost))
-    views = []
-    if resolved is not None and resolved.view is not None and (resolved.of_view or resolved.of_theory):
-        views.append(price_view(resolved.view.features, resolved.view.kind, head.device))
-    if resolved is not None and resolved.process is not None and resolved.of_lood:
-        views.append(price_process(resolved.process.process, resolved.process.inputs, head.device))
-    return replace(cost, rate=rate, views=tuple(views))
+def price_texts(model: Any, dataset: Any, **options: Any) -> TimedCost:
+    """Read and audit the first rows, and say what all will take; rows of other lengths take more or less."""
+    model, base = checked_models(model, options.get("base"))
+    check_dataset(dataset)
+    loader = dataset if isinstance(dataset, DataLoader) else None
+    every: Any = dataset if loader is None else loader.dataset
+    rows, size = len(every), (options.get("batch_size") if loader is None else loader.batch_size) or 8
+    timed = min(rows, max(TIMED_TEXTS, 2 * size))
+    first: Any = Subset(every, range(timed))
+    if loader is not None:
+        first = DataLoader(first, batch_size=size, collate_fn=loader.collate_fn)
+    place = device_of(model)
+    on_gpu = place.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(place)
+    began = perf_counter()
+    texts = from_causal_lm(model, first, **options)
+    audit_texts(texts, "default", None)
+    seconds, share = perf_counter() - began, rows / timed
+    logits = size * int(texts.lengths.max()) * texts.vocabulary
+    weights = sum(p.nbytes for one in (model, base) if one is not None for p in one.parameters())
+    at_work = weights + 8 * logits + 16 * min(logits, NUMBERS_AT_ONCE)
+    held: float = torch.cuda.max_memory_allocated(place) if on_gpu else at_work
+    tokens, curvature = round(len(texts.tokens) * share), options.get("curvature", TextCurvature())
+    if curvature is not None:  # gradients of some parameters at a time, what the head was given, and their products
+        head = curvature.through == "head"
+        layers: list[Any] = [output_head(model)] if head else list(linear_layers(model, curvature.through).values())
+        size, units = sum(layer.weight.numel() for layer in layers), round(texts.n * share)
+        gradients, chosen = (1 + curvature.probes) * units, curvature.probes * min(units, curvature.documents)
+        held += 3 * min(free_memory(place) // 6 if on_gpu else MOST_ON_CPU, 4 * gradients * size)
+        held += 20 * gradients * chosen + (12 * tokens * layers[0].weight.shape[1] if head else 0)
+        kind, times = (torch.bfloat16, 3) if on_gpu else (torch.float32, 1)
+        operations = 2.0 * times * gradients * chosen * size
+        seconds += operations / calibrate(place, kind) / share
+    name = f"audit: {rows:,} rows, about {float(f'{tokens:.2g}'):,.0f} tokens"
+    beside = f"; {human_bytes(TOKEN_BYTES * tokens)} more for the texts; rows of other lengths take more or less"
+    return TimedCost(name, rows, seconds * share, int(held), timed, beside)
 
 
 def human_bytes(count: float) -> str:
     """Write a size as people say it, in powers of a thousand: 21 GB."""
-    return _scaled(count, ("bytes", "kB", "MB", "GB", "TB", "PB"))
-
-
-def _scaled(value: float, units: tuple[str, ...]) -> str:
-    """Write two digits of `value`, or three before the point, in the unit that suits it; units are a thousand apart."""
-    place = 0
-    while place + 1 < len(units) and round(value) >= 1_000:
-        value, place = value / 1_000, place + 1
-    digits = 1 if place and round(value, 1) < 10 else 0
-    return f"{value:,.{digits}f} {units[place]}"
+    units = ["PB", "TB", "GB", "MB", "kB", "bytes"]
+    while len(units) > 1 and round(count) >= 1_000:
+        count /= 1_000
+        units.pop()
+    return f"{count:,.{int(units[-1] != 'bytes' and round(count, 1) < 10)}f} {units[-1]}"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -11,7 +11,6 @@ from giveaway.views.tables import column_scaling
 NEAR = 1e-2  # of the typical distance from the mean record
 PROJECTIONS = 4  # held for all records at once
 NEIGHBOURS = 8
-SORTS = 4
 ROWS = 1_024
 
 
@@ -21,9 +20,15 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     missed sometimes, never invented."""
     mean, scale = column_scaling(head.features)
     radius = NEAR * float((scale > 0).sum()) ** 0.5  # every column that varies adds 1 to the mean square
-    projected = _project(head, mean, scale)
+    kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator) / PROJECTIONS**0.5
+    projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=head.device)
+    for rows in head.slices(ROWS):
+        x = (head.features[rows].to(torch.float64) - mean) * scale
+        projected[:, rows] = (x.to(kind) @ directions.to(head.device, kind)).T
     near, exact = np.zeros((2, head.n), dtype=bool)
-    for k in range(SORTS):
+    for k in range(PROJECTIONS):
         order = torch.argsort(projected[k])
         one, two = projected[k - 1][order], projected[k - 2][order]
         for shift in range(1, min(NEIGHBOURS, head.n - 1) + 1):
@@ -43,15 +48,3 @@ def count_duplicates(head: Head) -> dict[str, Any]:
         "near": int((near & ~exact).sum()),
         "near_means": f"within {NEAR:g} of the root-mean-square distance from the mean; a lower bound",
     }
-
-
-def _project(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return random projections (PROJECTIONS, n) of the standardized records."""
-    kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator) / PROJECTIONS**0.5
-    projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=head.device)
-    for rows in head.slices(ROWS):
-        x = (head.features[rows].to(torch.float64) - mean) * scale
-        projected[:, rows] = (x.to(kind) @ directions.to(head.device, kind)).T
-    return projected

@@ -16,7 +16,6 @@ from giveaway.views.others import OthersView, view_of
 from giveaway.views.process import ProcessView
 from giveaway.views.trace import check_trace
 
-SENSITIVITY_UP_TO = 2_000
 DEFAULT = "default"
 NEEDED = {"trace": "a trace", "relatives": "relatives", "bag": "out-of-bag predictions"}  # by the sources of scores
 OPTIMA = ("assumed", "corrected", "refit")
@@ -29,7 +28,6 @@ class Plan:
     scores: tuple[str, ...]
     unit: str
     optimum: str = "assumed"
-    l2_sensitivity: bool = False
     beside_view: str = "newton"
     choice: Choice | None = None
     view: OthersView | None = None
@@ -123,7 +121,6 @@ def plan(
         scores=names,
         unit="record" if head.groups is None else "person",
         optimum=optimum,
-        l2_sensitivity=_compares_l2(head, names, choice),
         beside_view="newton" if head.linear else "loss",
         choice=choice,
         view=view,
@@ -157,14 +154,3 @@ def _check_score(name: str, head: Head, given: dict[str, Any]) -> None:
         if head.groups is not None:
             got, remedy = f"{name} of people", "leave it out, or audit the records, by a head without groups"
         raise fail("scores", "records of equal weight with values or one class each", got, remedy)
-
-
-def _compares_l2(head: Head, names: tuple[str, ...], choice: Choice | None) -> bool:
-    wanted = None if choice is None else choice.curvature.l2_sensitivity
-    if wanted and "newton" not in names:
-        raise fail("l2_sensitivity", "newton among the scores", ", ".join(names), "add newton: it is what is compared")
-    if wanted is not None:
-        return wanted
-    degrees = head.m - 1 if head.loss == "cross_entropy" and head.m > 1 else head.m
-    exact = choice is not None and choice.sketch is None
-    return exact and head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names

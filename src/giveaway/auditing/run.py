@@ -14,11 +14,10 @@ from giveaway.auditing.plan import DEFAULT, Plan, plan
 from giveaway.auditing.scoring import score
 from giveaway.auditing.texts import audit_texts
 from giveaway.checks import InputError, fail
-from giveaway.curvature.choice import Auto, Curvature, Dense, Sketch, compute, expected_passes
+from giveaway.curvature.choice import Auto, Dense, Sketch, compute, expected_passes
 from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
 from giveaway.evaluation.exposed_share import FEWEST, predict_exposure
-from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import HERE, Execution, Processes
 from giveaway.network.depths import Depths, Solves
@@ -29,13 +28,11 @@ from giveaway.records.row_digests import RowDigests
 from giveaway.records.texts import Texts
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fusion import fused
-from giveaway.storage.checkpoint import NO_CHECKPOINT
 from giveaway.text import OnStage, parts_of, progress_of, stages_of
 from giveaway.views.all_views import AllViews
 from giveaway.views.model import has_one_class, phi_of
 from giveaway.views.others import HELD_BACK
 
-TOP = 0.05
 OF_CLASSES = {"class", "others_say", "trees_say"}  # attributes that hold a class, or a value
 WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")  # what a whole number is written as
 
@@ -124,7 +121,6 @@ def audit(
             "unit": resolved.unit,
             "converged": optimum != "corrected",
             "refit": optimum == "refit",
-            "l2_sensitivity": resolved.l2_sensitivity,
         },
     }
     of_head = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "model", "rows_proved_by", "class_names")
@@ -140,18 +136,15 @@ def _score_head(
     """Return the columns that the head's outputs and its curvature give, attributes, and what the metadata say."""
     processes = execution.processes
     curved = resolved.choice if resolved.curved else None
-    compared = resolved.l2_sensitivity and head.l2 > 0
-    passes = 1 + 2 * int(compared) + (0 if curved is None else expected_passes(head, curved))
+    passes = 1 + (0 if curved is None else expected_passes(head, curved))
     counted = processes.first and resolved.unit == "record" and head.linear
     repeats = count_duplicates(head) if counted else None  # before the columns are there: it holds as much as they do
-    curvature, sensitivity = None, None
+    curvature = None
     with progress_of(head.n * passes // processes.size, enabled=progress) as on_rows:
         work = replace(execution, on_rows=on_rows)
         if curved is not None:
             curvature = compute(head, curved, work)
         columns, attributes, sketch, gradients = score(head, resolved, curvature, work)
-        if curvature is not None and compared:
-            sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], work)
     report = None
     if curvature is not None and curved is not None:
         report = {**curvature.report, "chosen": curved.because, **sketch}
@@ -161,7 +154,6 @@ def _score_head(
     meta = {
         "curvature": report,
         "optimum": _optimum(head, gradients, processes) if head.linear else None,
-        "l2_sensitivity": sensitivity,
         "repeats": repeats,
         "newton_capped": None if capped is None else int(capped.sum()),
         "predicted_by": "theory of the head" if resolved.of_theory else None,
@@ -229,21 +221,6 @@ def _predicted_share(head: Head) -> dict[str, Any] | None:
         return None
     said = predict_exposure(phi_of(head.outputs, head.targets), phi_of(*head.held_out))
     return {"words": said.words, "held_out": len(head.held_out[0])}
-
-
-def _l2_sensitivity(
-    head: Head, resolved: Plan, curvature: Curvature, newton: np.ndarray, execution: Execution
-) -> dict[str, float]:
-    """Spearman of newton at other penalties with newton at the head's own, and how much of the top 5 % stays there."""
-    only, again = Plan(("newton",), resolved.unit, resolved.optimum), replace(execution, checkpoint=NO_CHECKPOINT)
-    result = {}
-    top = max(TOP, 1 / len(newton))
-    for factor in (0.1, 10.0):
-        columns, *_ = score(head, only, curvature.with_l2(factor * head.l2), again)
-        other = columns["newton"]
-        result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other), 6)
-        result[f"top_kept_at_{factor:g}_l2"] = round(recall_at(other, newton, top, top), 6)
-    return result
 
 
 def _optimum(head: Head, gradients: GradientSums | None, processes: Processes) -> dict[str, Any]:

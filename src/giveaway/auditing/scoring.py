@@ -163,16 +163,13 @@ class Scoring:
         names = [*resolved.of_head, RESIDUAL, CAPPED, ROUNDED, RECORDS, *(INGREDIENTS if resolved.of_theory else ())]
         if self.sketch is not None:
             names += [LEVERAGE, *(name + ERROR for name in self.curved)]
-        self._place = {name: at for at, name in enumerate(names)}
         self.results = np.zeros((len(names), head.n if self.people is None else len(self.people.sizes)))
+        self.column = dict(zip(names, self.results, strict=True))
         self.gradients = GradientSums(head) if head.linear else None
         self.total = self.drift = None
         if resolved.optimum == "corrected" and curvature is not None:
             self.total = gradient_sum(head, execution.processes).total
             self.drift = curvature.solve(self.total)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.results[self._place[name]]
 
     def walk(self) -> None:
         """Score this process's share, and bring all shares together."""
@@ -198,7 +195,7 @@ class Scoring:
                 edges = [self.sketch.probes * part // PROBE_PARTS for part in range(PROBE_PARTS + 1)]
                 for parts in zip(*(span.batches(slice(*edge)) for edge in pairwise(edges)), strict=True):
                     for error, values in standard_errors([batch for _, batch in parts], self.curved).items():
-                        self[error + ERROR][parts[0][0]] = values.cpu().numpy()
+                        self.column[error + ERROR][parts[0][0]] = values.cpu().numpy()
             with lock:
                 done[place] = True
                 if checkpoint.due():
@@ -221,7 +218,7 @@ class Scoring:
         each = 2 * REDONE_STEPS * 4.0 * self.head.n * width * k
         most = int(max(sketch.probes // 8, REDONE_OPERATIONS[self.head.device.type] // each))
         columns = [name for name in self.resolved.of_head if name in OF_STEP]
-        chosen = records_to_redo(self[LEVERAGE], most)
+        chosen = records_to_redo(self.column[LEVERAGE], most)
         at_once = max(1, sketch.at_once // 2 // (self.head.m if sketch.products.k == 1 else 1))
         redone = 0
         for places in (chosen[start : start + at_once] for start in range(0, len(chosen), at_once)):
@@ -234,46 +231,46 @@ class Scoring:
                 before = self.results[:, span.where].copy()
                 self._score(span.where, replace(batch, solved=steps), columns=columns)
                 for name in columns:
-                    self[name + ERROR][span.where] = 0.0
+                    self.column[name + ERROR][span.where] = 0.0
                 self.results[:, span.where] = np.where(solved, self.results[:, span.where], before)
                 redone += int(solved.sum())
-        high = int((self[LEVERAGE] > REDO_ABOVE).sum())
+        high = int((self.column[LEVERAGE] > REDO_ABOVE).sum())
         return {"high_leverage": high, "high_leverage_from": REDO_ABOVE, "solved_exactly": redone}
 
     def columns_and_attributes(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the results by name."""
-        columns = {name: self[name] for name in self.resolved.of_head}
+        columns = {name: self.column[name] for name in self.resolved.of_head}
         if self.resolved.of_theory:
-            prediction = predict(self.head, np.stack([self[name] for name in INGREDIENTS]))
+            prediction = predict(self.head, np.stack([self.column[name] for name in INGREDIENTS]))
             columns |= {name: CATALOGUE[name].function(prediction) for name in self.resolved.of_theory}
         attributes: dict[str, np.ndarray] = {}
         if self.people is not None:
-            attributes["records"] = self[RECORDS].astype(np.int64)
+            attributes["records"] = self.column[RECORDS].astype(np.int64)
         elif has_one_class(self.head):
             attributes["class"] = self.head.targets.cpu().numpy()
-        attributes["residual"] = self[RESIDUAL]
+        attributes["residual"] = self.column[RESIDUAL]
         if self.stepped:
-            attributes["newton_capped"] = self[CAPPED] > 0
-        if self[ROUNDED].any():
-            attributes["newton_rounded"] = self[ROUNDED] > 0
+            attributes["newton_capped"] = self.column[CAPPED] > 0
+        if self.column[ROUNDED].any():
+            attributes["newton_rounded"] = self.column[ROUNDED] > 0
         if self.errors:
-            attributes |= {name + ERROR: self[name + ERROR] for name in self.curved}
+            attributes |= {name + ERROR: self.column[name + ERROR] for name in self.curved}
         return columns, attributes
 
     def _score(self, where: np.ndarray, batch: ScoreBatch, columns: Sequence[str]) -> None:
         for name, values in scores_of(batch, columns).items():
-            self[name][where] = values.cpu().numpy()
+            self.column[name][where] = values.cpu().numpy()
         if self.resolved.of_theory:
             for name, values in zip(INGREDIENTS, ingredients(batch).cpu().numpy(), strict=True):
-                self[name][where] = values
-        self[RESIDUAL][where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
-        self[RECORDS][where] = batch.sample_weight.shape[1]
+                self.column[name][where] = values
+        self.column[RESIDUAL][where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
+        self.column[RECORDS][where] = batch.sample_weight.shape[1]
         if self.stepped:
-            self[CAPPED][where] = batch.left_out.capped.cpu().numpy()
+            self.column[CAPPED][where] = batch.left_out.capped.cpu().numpy()
             if batch.rounding is not None:
-                self[ROUNDED][where] = (batch.rounding > EXACT_TO).cpu().numpy()
+                self.column[ROUNDED][where] = (batch.rounding > EXACT_TO).cpu().numpy()
             if self.sketch is not None and batch.left_out.leverage is not None:
-                self[LEVERAGE][where] = batch.left_out.leverage.cpu().numpy()
+                self.column[LEVERAGE][where] = batch.left_out.leverage.cpu().numpy()
 
 
 def score(
@@ -284,8 +281,9 @@ def score(
     scoring.walk()
     sketch: dict[str, Any] = {}
     if scoring.sketch is not None:
-        errors_of = {name: relative_error(scoring[name], scoring[name + ERROR]) for name in scoring.curved}
-        sketch = {"relative_errors": errors_of}
+        column = scoring.column
+        relative = {name: relative_error(column[name], column[name + ERROR]) for name in scoring.curved}
+        sketch["relative_errors"] = relative
         if scoring.stepped:
             sketch |= scoring.redo_high_leverage(scoring.sketch)
     return *scoring.columns_and_attributes(), sketch, scoring.gradients

@@ -168,7 +168,6 @@ def validate(
     seed: int = 0,
     on_model: OnModel | None = None,
     target: int | Sequence[int] | None = None,
-    training_seconds: float | None = None,
 ) -> Validation:
     """Train shadow models as your model was trained, and hold an audit's table against them.
 
@@ -184,7 +183,6 @@ def validate(
         it was, and more models train only the new ones.
     target : with signals, the numbers of the models that are the audited one: everything then comes from the others
         only; pass () if it is none of them.
-    training_seconds : with signals, what training the models took, if you know it.
 
     >>> import tempfile
     >>> import giveaway as ga
@@ -199,17 +197,16 @@ def validate(
     >>> print(found.about_target())
     The audited model is none of the 8.
     """
-    if not isinstance(training, Signals):
-        for name, value in {"target": target, "training_seconds": training_seconds}.items():
-            if value is not None:
-                raise fail(name, "nothing beside a training", type(value).__name__, f"drop {name}=")
-        told = checked_training(training, table, rows)
-        _check_counts(len(table), models)
-        marks = digests_for(table, told.X, told.targets)
-        signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model, digests=marks)
-        seconds = stored_seconds(folder, models)
-        return held_against(signals, table, rows, seed=seed, target=(), training_seconds=seconds, own=True)
-    return held_against(training, table, rows, seed=seed, target=target, training_seconds=training_seconds)
+    if isinstance(training, Signals):
+        return held_against(training, table, rows, seed=seed, target=target)
+    if target is not None:
+        raise fail("target", "nothing beside a training", type(target).__name__, "drop target=")
+    told = checked_training(training, table, rows)
+    _check_counts(len(table), models)
+    marks = digests_for(table, told.X, told.targets)
+    signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model, digests=marks)
+    seconds = stored_seconds(folder, models)
+    return held_against(signals, table, rows, seed=seed, target=(), training_seconds=seconds, own=True)
 
 
 def held_against(
@@ -264,7 +261,8 @@ def held_against(
 
 
 def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None = None) -> Retraining:
-    """Return how the audited model is trained, with the labels of the table where none are known; check both first."""
+    """Return how the audited model is trained, with the labels of the table where none are known. Refuse records that
+    are not the table's: their number, targets and inputs, as far as both are known, must be the same."""
     if table.meta.by_person and rows is None:
         remedy = "audit by record: a head without groups (dataclasses.replace(head, groups=None))"
         raise fail("table", "rows that are records", "people", remedy)
@@ -281,23 +279,15 @@ def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None =
     if told.values is not None and classes is not None and not told.is_estimator:
         remedy = "pass labels as whole numbers or names"
         raise fail("y", "labels, since the audit is of classes", f"values ({np.asarray(told.y).dtype})", remedy)
-    check_records(table, told.X, told.targets, told.known_records(), rows, "y")
-    return told
-
-
-def check_records(
-    table: ScoreTable, X: Any, targets: np.ndarray | None, records: int, rows: np.ndarray | None, argument: str
-) -> None:
-    """Refuse records that are not the table's: their number, their targets and their inputs, as far as both are known,
-    must be the same."""
     _check_counts(len(table))
-    places = _check_rows(table, records, rows)
-    if targets is not None and targets.dtype.kind in "iu":
-        _check_labels(table, targets if places is None else targets[places], argument)
-    digests = digests_for(table, X, targets)
+    places = _check_rows(table, told.known_records(), rows)
+    if told.labels is not None:
+        _check_labels(table, told.labels if places is None else told.labels[places], "y")
+    digests = digests_for(table, told.X, told.targets)
     if digests is not None:
         remedy = "pass X and y of the audit, as it was given them"
         _check_digests(table, digests if places is None else digests.at(places), "X", remedy)
+    return told
 
 
 def digests_for(table: ScoreTable, X: Any, targets: np.ndarray | None) -> RowDigests | None:

@@ -10,15 +10,14 @@ from typing import Any
 import click
 import numpy as np
 
-from giveaway.auditing.cost import LONG, forecast, quick
+from giveaway.auditing.cost import LONG, TimedCost, forecast
 from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.plan import plan
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
-from giveaway.auditing.text_cost import TextCost
 from giveaway.checks import check_choice, fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
-from giveaway.curvature.choice import Auto, Sketch
+from giveaway.curvature.choice import Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
 from giveaway.findings.extras import MAPS
@@ -39,7 +38,7 @@ from giveaway.text import parts_of, say, shown_text
 Options = dict[str, Any]
 
 # of the metadata, for --json
-STATED = ("optimum", "curvature", "l2_sensitivity", "repeats", "depths", "view", "no_view", "fusion", "seconds")
+STATED = ("optimum", "curvature", "repeats", "depths", "view", "no_view", "fusion", "seconds")
 RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number of exposed records is stated; a low rank is not evidence of "
     "safety."
@@ -57,8 +56,8 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
     with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
         tell_first = partial(say, err=True) if processes.first else lambda words: None
         source, deeper = source_from(options, tell_first, processes, dry_run=dry_run)
-        if isinstance(source, TextCost):
-            say(json.dumps(vars(source)) if as_json else "\n".join(source.lines()))
+        if isinstance(source, TimedCost):
+            say(json.dumps(vars(source)) if as_json else source.line())
             return
         head = audited_head(source, options)
         arguments = audit_arguments(options)
@@ -73,7 +72,7 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
         linear = isinstance(head, Head) and head.linear
         if dry_run and not linear:
             raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
-        if dry_run or (linear and not quick(head, arguments["curvature"])):
+        if linear:
             resolved = plan(head, **arguments, processes=processes) if dry_run else None
             cost = forecast(head, arguments["curvature"], processes, resolved)
             if deeper is not None:
@@ -230,11 +229,8 @@ def audit_into(
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
         tables = {"scores": run(head, **arguments)}
         if head.groups is not None:
-            if isinstance(head, Texts):
-                records = run(head.by_record(), **arguments)
-            else:  # the second audit need not compare penalties again
-                once = replace(arguments.get("curvature", Auto()), l2_sensitivity=False)
-                records = run(replace(head, groups=None), **arguments | {"curvature": once})
+            alone = head.by_record() if isinstance(head, Texts) else replace(head, groups=None)
+            records = run(alone, **arguments)
             tables = {"people": tables["scores"], "scores": records}
         processes.leave()  # all at once: what is left to do is the first one's, and may take long
         if not processes.first:

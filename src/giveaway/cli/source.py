@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from giveaway.auditing.cost import TimedCost, price_texts
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
-from giveaway.auditing.text_cost import TextCost, price_texts
 from giveaway.checks import InputError, check_choice, check_names, check_number, fail, nearest
 from giveaway.cli.language_models import lm_arguments
 from giveaway.cli.options import RARE
@@ -46,7 +46,7 @@ OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
 OF_TORCH = ("layer", "relatives")
 OF_MODEL = ("weights", "depth", "batch_size", "cache")
 OF_DATA = ("data", "held_out", "allow_pickle")
-OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", "l2_sensitivity", *OF_SKETCH)
+OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", *OF_SKETCH)
 TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_RECORDS, *OF_HEAD},
     "model": {*OF_MODEL, *OF_DATA, *OF_RECORDS, *OF_HEAD, *OF_TORCH, *OF_DEPTH},
@@ -58,7 +58,7 @@ CLOSE = 10.0  # outputs of two passes may differ by this times the root of their
 
 def source_from(
     options: Options, say: Say, processes: Processes = ALONE, *, dry_run: bool = False
-) -> tuple[Head | Texts | TextCost, DepthAudit | None]:
+) -> tuple[Head | Texts | TimedCost, DepthAudit | None]:
     """Return the head, or texts, that `options` name and, where scores go deeper, the audit of the network around it.
     With `dry_run` no language model is run over all texts: that is priced."""
     named = [name for name in TAKES if name in options]
@@ -146,7 +146,7 @@ def _from_model(
 
 def _from_lm(
     options: Options, say: Say, processes: Processes, names: Mapping[Any, Any], dry_run: bool
-) -> Texts | TextCost:
+) -> Texts | TimedCost:
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
     arguments = lm_arguments(options, say, device_named(options.get("device")))
@@ -314,4 +314,4 @@ def _curvature(options: Mapping[str, Any]) -> Dense | Sketch | Auto:
     if kind == "dense" and sketch.errors:
         raise fail("errors", "a sketched curvature", "none: dense scores are exact", "leave errors out")
     chosen: Any = {"dense": Dense(), "sketch": sketch, "auto": Auto(memory=sketch.memory, sketch=sketch)}[kind]
-    return replace(chosen, l2_sensitivity=options.get("l2_sensitivity"))
+    return chosen

@@ -19,13 +19,7 @@ EXPECTED_PRODUCTS = 16  # products that one block of probes takes, for the progr
 
 @dataclass(frozen=True)
 class Dense:
-    """Form the curvature as a matrix and invert it: exact.
-
-    l2_sensitivity : put the rank correlation of newton at l2/10 and 10·l2 with that at l2 into the metadata; by default
-        where the head has up to 2,000 parameters.
-    """
-
-    l2_sensitivity: bool | None = None
+    """Form the curvature as a matrix and invert it: exact."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,6 @@ class Auto:
 
     memory: float | None = None
     sketch: Sketch = field(default_factory=Sketch)
-    l2_sensitivity: bool | None = None
 
     def __post_init__(self) -> None:
         check_number("memory", self.memory or 0.0, minimum=0.0, remedy="give it in gigabytes")
@@ -67,8 +60,8 @@ def choose(head: Head, wanted: Any, processes: Processes = ALONE) -> Choice:
     fits = "fits" if needed <= available else "does not fit"
     because = f"dense takes {needed / 1e9:.3g} GB, which {fits} the budget of {available / 1e9:.3g} GB"
     if needed <= available:
-        return Choice(Dense(l2_sensitivity=wanted.l2_sensitivity), because)
-    return Choice(replace(wanted.sketch, memory=memory, l2_sensitivity=wanted.l2_sensitivity), because)
+        return Choice(Dense(), because)
+    return Choice(replace(wanted.sketch, memory=memory), because)
 
 
 def check_probes(sketch: Sketch) -> None:

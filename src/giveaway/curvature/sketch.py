@@ -87,7 +87,6 @@ class Sketch:
     allow_unconverged : use solves that do not reach the tolerance instead of raising an error.
     errors : add the standard error of every score, a record, as attributes.
     seed : of the probes.
-    l2_sensitivity : as for `Dense`; by default not.
     """
 
     probes: int = 256
@@ -97,7 +96,6 @@ class Sketch:
     allow_unconverged: bool = False
     errors: bool = False
     seed: int = 0
-    l2_sensitivity: bool | None = None
 
     def __post_init__(self) -> None:
         check_whole("probes", self.probes, remedy="256 suits most heads")

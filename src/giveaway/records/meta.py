@@ -233,7 +233,6 @@ class Meta(Section):
     no_prediction: str | None = None
     predicted_share: PredictedShare | None = None
     kernel: KernelReport | None = None
-    l2_sensitivity: Mapping[str, float] | None = None
     repeats: Repeats | None = None
     continuation: Continuation | None = None
     newton_capped: int | None = None

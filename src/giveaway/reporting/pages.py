@@ -102,7 +102,6 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
         "ranked_by": by,
         "spread_over": spread.content or [],
         "no_spread": "This section could not be made." if spread.note else None,  # an error's words may hold values
-        "l2_sensitivity": coarse(meta.l2_sensitivity, 1) if len(table) >= LEAST else None,
         "seconds": meta.seconds,
         "audit": origin.audit,
         "versions": dict(origin.versions) or None,

@@ -203,9 +203,6 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     if curvature is not None and curvature.kind == "sketch":
         said.append(_about_sketch(curvature, told))
     said += about_depths(table, told)
-    if sensitivity := meta.l2_sensitivity:
-        low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]
-        said.append(f"Rank correlation of newton with itself at a tenth of l2: {low:.2f}, at ten times: {high:.2f}.")
     return said
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks import stacked
 from benchmarks.recipes import RECIPES, Augment, build_resnet9, train_recipe
+from benchmarks.stacked import Training, train_stacked
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import nn
 
-from giveaway.attacks import stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import Training, train_stacked
 from tests.attacks.made import mixed, shuffled
 from tests.conftest import refused
 
@@ -242,9 +242,9 @@ def small_ensemble(folder, **options):
 @pytest.mark.slow
 def test_augmented_shadow_models_go_on_after_a_kill(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    code = f"from tests.attacks.test_augmented import small_ensemble; small_ensemble({str(killed)!r})"
+    code = f"from tests.test_augmented import small_ensemble; small_ensemble({str(killed)!r})"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1], env=environment)
     deadline = time.monotonic() + 120
     while len(list(killed.glob("model-*.npy"))) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
