@@ -205,9 +205,9 @@ def made_world(folder: Path) -> World:
     """Run every command, with a umask that forbids nobody anything."""
     write_files(folder)
     made = World(folder, {path.name for path in folder.iterdir()} | {"__pycache__"})
-    source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5, "--config", "map=pca")
+    source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5)
     estimator = ("audit", "--estimator", "model.joblib", "--data", "users_frame:data", "--allow-pickle")
-    quick = config(map="none", l2_sensitivity=False)
+    quick = config(l2_sensitivity=False)
     commands: dict[str, list[tuple[object, ...]]] = {
         name: [(*source, *options, "--out", name)] for name, options in AUDITS.items()
     }
@@ -236,9 +236,9 @@ def made_world(folder: Path) -> World:
         ("validate", "people", "--signals", f"{PATH}-signals.npz", "--json"),
         ("export", "people", "--to", "model-card", "--out", "people.md"),
     ]
-    commands["frame"] = [(*estimator, "--config", "map=pca", "--out", "frame")]
+    commands["frame"] = [(*estimator, "--out", "frame")]
     commands["frame"] += [("mitigate", "frame", "--allow-pickle", "--models", "0")]
-    commands["frame-shown"] = [(*estimator, "--config", "map=pca", "--show-records", "--out", "frame-shown")]
+    commands["frame-shown"] = [(*estimator, "--show-records", "--out", "frame-shown")]
     network = ("--model", "users_network:make", "--data", "users_network:data")
     commands["trace"] = [("trace", *network, "--checkpoints", f"{PATH}-epoch*.safetensors", "--out", "losses.trace")]
     commands["theory"] = [

@@ -23,7 +23,7 @@ N = 40
 SECRET = "patient"
 VALUE = "7.8125"  # of a record's input, in the files alone
 QUIET = (
-    *config(map="none", l2_sensitivity=False),
+    *config(l2_sensitivity=False),
     "--scores",
     "loss,newton,leverage,influence,gls_trace",
 )

@@ -17,7 +17,7 @@ from tests.conftest import config, torchrun
 from tests.test_cli import folder  # noqa: F401
 
 N, D, M = 3_000, 6, 4
-QUIET = config(map="none", l2_sensitivity=False)
+QUIET = config(l2_sensitivity=False)
 
 
 @pytest.fixture

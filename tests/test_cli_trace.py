@@ -14,7 +14,7 @@ from tests.test_cli import SECRET, N, arrays, file, folder, one_line, read_csv  
 from tests.test_cli_scale import interrupt_after, note_loads
 
 IDS = [f"{SECRET}-{i:03d}" for i in range(N)]
-QUIET = config(map="none", l2_sensitivity=False)
+QUIET = config(l2_sensitivity=False)
 
 
 def save(path: str = "losses.trace", seed: int = 0, **identity: object) -> np.ndarray:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from giveaway.reporting.figures import (
-    by_class,
-    loss_by_leverage,
     recall_curves,
     roc_curves,
     tradeoff_curves,
@@ -20,11 +18,10 @@ from giveaway.reporting.figures import (
 from giveaway.reporting.picture import (
     COLOURS,
     GREY,
-    MOST_POINTS,
+    axis_from,
     blank,
     figure_of,
     new_picture,
-    positive_rows,
     save_figure,
 )
 from giveaway.reporting.trade_off import trade_off
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
 
 
 GRID = 120
+MOST_POINTS = 20_000
 MOST_PAIRS = 10
 MARKED = 10
 
@@ -62,7 +60,12 @@ def gap_map(
 
 def lood_map(kl: np.ndarray, mean: np.ndarray, *, axes: "Axes | None" = None) -> "Figure":
     """Draw each record (or person) at its two distances, the most exposed by KL marked with their row numbers."""
-    shown, title = positive_rows(mean, kl, "rows", MOST_POINTS)
+    shown = np.flatnonzero((mean >= axis_from(mean)) & (kl >= axis_from(kl)))
+    title, hidden = f"{len(shown):,} rows", len(kl) - len(shown)
+    if len(shown) > MOST_POINTS:
+        title = f"{MOST_POINTS:,} of {title}, chosen at random"
+        shown = np.random.default_rng(0).choice(shown, MOST_POINTS, replace=False)
+    title += f"; {hidden:,} more are 0 or nearly" if hidden else ""
     top = np.argsort(-kl, kind="stable")[:MARKED]
     figure, axes = blank(f"Leave-one-out distinguishability: {title}", (6.6, 5.0), axes)
     axes.scatter(mean[shown], kl[shown], s=6, color=COLOURS[0], alpha=0.5, linewidth=0, rasterized=True)

@@ -21,7 +21,6 @@ from giveaway.cli.source import audit_arguments, audited_head, device_named, sou
 from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
-from giveaway.findings.extras import MAPS
 from giveaway.findings.gate import FILE as VERDICT
 from giveaway.findings.gate import Rules, Verdict, judge, read_rules
 from giveaway.linalg.processes import ALONE, Processes, processes_from_environment
@@ -201,7 +200,6 @@ def audit_into(
     the first holds and writes the folder. `resume` goes on with what a killed run left there.
     """
     check_access(config.get("access", "probabilities"), head.loss)
-    check_choice("map", config.get("map", "auto"), MAPS)
     trace = arguments.get("trace")
     if "pseudonymize" in config:
         key = read_key(config["pseudonymize"], place.path)
@@ -249,8 +247,7 @@ def audit_into(
         show = bool(config.get("show_records"))
         told: Options = {"access": config.get("access"), "title": config.get("title"), "show_records": show}
         tables = {name: described(table, head, origin, subgroups, **told) for name, table in tables.items()}
-        shown: Options = {"method": config.get("map", "auto"), "show_records": show}
-        write_audit(place, tables, head, pages={"config.toml": to_toml(config)}, **shown)
+        write_audit(place, tables, head, pages={"config.toml": to_toml(config)}, show_records=show)
         checkpoint.finish()
     except BaseException:
         if checkpoint is not None:

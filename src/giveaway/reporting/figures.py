@@ -1,4 +1,4 @@
-"""Figures of an audit and of a validation: who is exposed, what scores find, and what attacks achieve.
+"""Figures of an audit and of a validation: what scores find, what attacks achieve, and when records were learned.
 
 With `axes` a figure is drawn there, and their figure is returned, instead of a new one.
 """
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
+from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.evaluation import recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
 from giveaway.evaluation.success import AttackSummary
-from giveaway.findings.explain import breakdown
 from giveaway.records import ScoreTable
-from giveaway.reporting import picture
-from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, blank, legend, percent, plain, positive_rows
+from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, blank, legend, percent, plain
 from giveaway.theory import TradeOff
 
 if TYPE_CHECKING:
@@ -27,9 +25,7 @@ if TYPE_CHECKING:
 
 Curve = tuple[np.ndarray, np.ndarray]
 KEPT = 0.05  # the share whose recall the legend states
-MOST_CLASSES = 20
 POINTS = 400  # of a trade-off curve
-DOTS: Any = {"s": 7, "linewidths": 0, "rasterized": True}
 
 
 def recall_curves(
@@ -114,28 +110,6 @@ def _draw_curves(
         axes.plot(*curves[name], color=PALE, linewidth=1, label=label, zorder=2, **style)
 
 
-def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None) -> Figure:
-    """Draw rows at their loss and leverage (up to 20,000, positive ones), with the `top` most exposed marked."""
-    top = int(check_number("top", top, minimum=1, remedy="mark at least one row"))
-    loss, leverage = _column(table, "loss"), _column(table, "leverage")
-    shown, title = positive_rows(loss, leverage, "rows", picture.MOST_POINTS)
-    if not len(shown):
-        raise fail("table", "a positive loss and leverage in some row", "none", "draw by_class instead")
-    highest = table.order()[:top]
-    axis = picture.axis_from
-    marked = highest[(loss[highest] >= axis(loss)) & (leverage[highest] >= axis(leverage))]
-    label = f"{len(highest):,} most exposed by {plain(table.ranking())}"
-    label = label if len(marked) == len(highest) else f"{len(marked):,} of the {label}"
-    _, axes = blank(f"Loss and leverage: {title}", (7.0, 5.0), axes)
-    axes.scatter(loss[shown], leverage[shown], color=COLOURS[0], alpha=0.45, label="a row", **DOTS)
-    ringed: Any = {"s": 26, "color": COLOURS[1], "edgecolors": "white", "linewidths": 0.5}
-    axes.scatter(loss[marked], leverage[marked], label=label, **ringed)
-    axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("loss of the row in the audited model (logarithmic)")
-    axes.set_ylabel("leverage: its pull on the model's last layer (logarithmic)")
-    return legend(axes)
-
-
 def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
     """Draw √loss of the most exposed records at each epoch of a trace, gaps bridged, over the band of all records."""
     trace = table.meta.trace
@@ -164,38 +138,6 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
     return legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -> Figure:
-    """Draw each class's share of the most exposed `share` of the rows over its share of all, with a band for chance (95
-    %). Classes under ten rows share a line; of more than 20 those furthest from an even spread are drawn."""
-    if "class" not in table.attributes:
-        raise fail("table", "a class of every row", "none", "audit a classifier by record")
-    n = len(_not_empty(table))
-    count = round(n * check_number("share", share, minimum=0, remedy="such as 0.05"))
-    if not 0 < count <= n:
-        raise fail("share", f"a share that keeps 1 to {n} rows", f"{share:g}", "keep more, or fewer")
-    known = breakdown(table, "class", top=share).shareable().groups
-    uneven = sorted(known, key=lambda group: -abs(group.exposed - group.rows * count / n))[:MOST_CLASSES]
-    groups = sorted(uneven, key=lambda group: group.ratio)  # the highest on top
-    title = f"Classes of the top {percent(share)} by {plain(table.ranking())} ({count:,} of {n:,} rows)"
-    title += f", {len(groups)} of {len(known)}" if len(groups) < len(known) else ""
-    _, axes = blank(title, (7.8, 1.8 + 0.28 * len(groups)), axes)
-    heights = range(len(groups))
-    low, high = [group.low for group in groups], [group.high for group in groups]
-    axes.hlines(heights, low, high, color=PALE, linewidth=8, label="by chance (95 %)", zorder=2)
-    even = CHANCE | {"label": "even spread", "linewidth": 1.5}
-    axes.plot([1, 1], [-0.6, len(groups) - 0.4], zorder=3, **even)
-    axes.plot([group.ratio for group in groups], heights, "o", color=COLOURS[0], markersize=7, zorder=4)
-    for height, group in enumerate(groups):
-        words = f"{percent(group.exposed / count)} of the top, {percent(group.rows / n)} of all"
-        axes.text(1.02, height, words, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=GREY)
-    axes.set_yticks(heights, [plain(group.name) for group in groups])
-    largest = max(1.0, *high, *(group.ratio for group in groups))
-    axes.set(xlim=(-0.05, 1.08 * largest), ylim=(-1.6, len(groups) - 0.4))
-    axes.grid(visible=False, axis="y")
-    axes.set(xlabel="share of the top ÷ share of all rows", ylabel="class")
-    return legend(axes, loc="lower right", ncols=2)  # in the free line below the classes
-
-
 def tradeoff_curves(
     curves: Mapping[str, TradeOff], *, title: str = "Errors of the best attack", axes: Axes | None = None
 ) -> Figure:
@@ -218,16 +160,3 @@ def _finite(argument: str, values: ArrayLike) -> np.ndarray:
         raise fail(argument, "one number per record", f"shape {tuple(tensor.shape)}", "pass a vector")
     check_finite(argument, tensor)
     return tensor.cpu().double().numpy()
-
-
-def _column(table: ScoreTable, name: str) -> np.ndarray:
-    if name not in table.scores:
-        remedy = f"audit with the score {name}" if name != "leverage" else "audit a model with a linear head"
-        raise fail("table", f"the score {name}", ", ".join(table.columns[:12]), remedy)
-    return _not_empty(table)[name]
-
-
-def _not_empty(table: ScoreTable) -> ScoreTable:
-    if not len(table):
-        raise fail("table", "at least one row", "none", "audit some records")
-    return table

@@ -37,7 +37,7 @@ def maps(table: ScoreTable, extras: ReportExtras) -> dict[str, str]:
     axes = next((pair for pair in (("loss", "leverage"), ("loss", "left_out")) if set(pair) <= {*table.columns}), None)
     if axes is None and features is None:
         raise InputError("a map needs loss with leverage or left_out, or the features")
-    rows = chosen_rows(table, MOST_POINTS, seed=0) if features is None else features.rows
+    rows = chosen_rows(table, MOST_POINTS) if features is None else features.rows
     ranks = table.rank()[rows]
     columns: dict[str, Any] = {
         "row": rows.astype(np.int32),
