@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway.findings.extras import ReportExtras
 from giveaway.records import ScoreTable
-from tests.conftest import config
 from tests.test_cli import SECRET, N, arrays, file, folder, one_line  # noqa: F401
 
 PREDICTED = """

@@ -25,7 +25,7 @@ from giveaway.reporting.folder import main_table
 from giveaway.reporting.pages import index_page, summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
-from tests.conftest import config, made_head, refused, without_pictures
+from tests.conftest import made_head, refused, without_pictures
 from tests.every_command import Run, made_arrays, made_signals, run, working_in
 from tests.reporting.test_report import Page
 

@@ -121,9 +121,7 @@ def test_numbers_of_a_record_are_in_no_file(tmp_path):
     np.savez(tmp_path / "features.npz", **arrays)
     np.savez(tmp_path / "inputs.npz", inputs=inputs)
     with working_in(tmp_path):
-        done = run(
-            "audit", "--features", "features.npz", "--inputs", "inputs.npz", "--out", "audit"
-        )
+        done = run("audit", "--features", "features.npz", "--inputs", "inputs.npz", "--out", "audit")
         assert done.code == 0, done.err
         assert run("canaries", "audit", "-k", 2, "--out", "audit").code == 0
     values = [*inputs.ravel(), *arrays["features"].ravel()]

@@ -12,7 +12,7 @@ from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta, TraceReport
 from giveaway.reporting import picture
 from giveaway.reporting.figures import recall_curves, roc_curves, when_learned
-from giveaway.reporting.picture import COLOURS, PALE, figure_bytes, save_figure
+from giveaway.reporting.picture import COLOURS, PALE, save_figure
 from tests.conftest import refused
 
 

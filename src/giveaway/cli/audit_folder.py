@@ -16,7 +16,7 @@ from giveaway.auditing.plan import plan
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
 from giveaway.auditing.text_cost import TextCost
-from giveaway.checks import check_choice, fail
+from giveaway.checks import fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
 from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract.torch_model import model_digest
