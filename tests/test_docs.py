@@ -83,7 +83,6 @@ def test_rules_of_the_gate_page_are_rules(tmp_path: Path) -> None:
         "measured_count",
         "predicted_success",
         "predicted_share",
-        "change",
     ]
     assert len(found.waivers) == 1
 

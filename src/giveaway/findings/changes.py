@@ -41,7 +41,6 @@ class Changes:
     ranked_by: str
     spearman: float
     in_common: dict[float, float | None]  # share of the top rows in common, by the size of the top; None: no row
-    predicted: tuple[float, float] | None
     retrains: int
 
     @property
@@ -67,9 +66,7 @@ class Changes:
     def to_json(self, top: int = 10) -> dict[str, Any]:
         """Return counts and row numbers; no ids."""
         (before, after), both = self.sizes, len(self.table)
-        predicted, noise, rose = None, None, self.rose_most(top)
-        if self.predicted is not None:
-            predicted = dict(zip(("before", "after"), np.round(self.predicted, 6).tolist(), strict=True))
+        noise, rose = None, self.rose_most(top)
         names = ("row_before", "row_after", "percentile_before", "percentile_after")
         told = {name: self.table[name][rose].round(6).tolist() for name in names} | {"beyond_noise": [None] * len(rose)}
         if self.beyond is not None:
@@ -83,7 +80,6 @@ class Changes:
             "rows": {**rows, "only_before": before - both, "only_after": after - both},
             "spearman": round(self.spearman, 6),
             "top_in_common": {f"{share:g}": value for share, value in self.in_common.items()},
-            "mean_predicted_success": predicted,
             "noise": noise,
             "rose_most": [dict(zip(told, row, strict=True)) for row in zip(*told.values(), strict=True)],
             "statement": self.statement(),
@@ -99,9 +95,6 @@ class Changes:
             f"after), ranked by {self.ranked_by}.",
             f"Rank correlation {self.spearman:.2f}" + "".join(f"; {words} in common" for words in common) + ".",
         ]
-        if self.predicted is not None:
-            means = "{:.3f} before, {:.3f} after".format(*self.predicted)
-            lines.append(f"Mean predicted success: {means} (an estimate, not measured).")
         if found["rose_most"]:
             lines += ["", "| row before | row after | percentile before | after | beyond noise |", "|---" * 5 + "|"]
         words = {None: "not known", True: "yes", False: "no"}
@@ -141,10 +134,6 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
     scores = {"percentile_before": was, "percentile_after": now, "rise": now - was}
     attributes = {"row_before": rows_before, "row_after": rows_after}
     attributes |= {"beyond_noise": _beyond(ids, now, retrains)} if retrains else {}
-    predicted = None
-    have = all("predicted_success" in table.scores for table in (before, after))
-    if have and before.meta.predicted_by == after.meta.predicted_by:
-        predicted = float(before["predicted_success"].mean()), float(after["predicted_success"].mean())
     return Changes(
         table=ScoreTable(scores, ids, attributes=attributes),
         sizes=(len(before), len(after)),
@@ -152,7 +141,6 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
         ranked_by=by,
         spearman=spearman(old, new),
         in_common={share: recall_at(new, old, share, share) if round(len(ids) * share) else None for share in TOPS},
-        predicted=predicted,
         retrains=len(retrains),
     )
 

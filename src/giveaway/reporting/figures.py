@@ -1,4 +1,4 @@
-"""Figures of an audit and of a validation: what scores find, what attacks achieve, and when records were learned.
+"""Figures: what scores find, what attacks achieve, when records were learned, and those of the theory.
 
 With `axes` a figure is drawn there, and their figure is returned, instead of a new one.
 """
@@ -16,8 +16,8 @@ from giveaway.evaluation import recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
 from giveaway.evaluation.success import AttackSummary
 from giveaway.records import ScoreTable
-from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, blank, legend, percent, plain
-from giveaway.theory import TradeOff
+from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, axis_from, blank, legend, percent, plain
+from giveaway.theory import TradeOff, expected_gap, random_design
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Curve = tuple[np.ndarray, np.ndarray]
 KEPT = 0.05  # the share whose recall the legend states
 POINTS = 400  # of a trade-off curve
+GRID = 120  # points a side of the map of the gap
+MOST_POINTS = 20_000  # of the map of distances
+MARKED = 10  # of its rows
 
 
 def recall_curves(
@@ -152,6 +155,47 @@ def tradeoff_curves(
     axes.set_xlabel("false-positive rate α: share of non-members accused")
     axes.set_ylabel("false-negative rate β: share of members missed")
     return legend(axes)
+
+
+def gap_map(
+    freedom: float,
+    *,
+    variance: float = 1.0,
+    outputs: int = 1,
+    largest_error: float = 3.0,
+    largest_leverage: float = 20.0,
+    axes: Axes | None = None,
+) -> Figure:
+    """Draw E[loss left out − loss trained on] as colours over ε² and h̄."""
+    errors, leverages = np.linspace(0, largest_error, GRID), np.linspace(0, largest_leverage, GRID)
+    design = random_design(leverages[:, None], errors[None], freedom, variance=variance, outputs=outputs)
+    figure, axes = blank(f"Expected loss gap, n − p = {freedom:g}", (5.8, 4.8), axes)
+    mesh = axes.pcolormesh(errors**2, leverages, expected_gap(design), cmap="viridis", shading="gouraud")
+    axes.figure.colorbar(mesh, ax=axes, label="mean of loss left out − loss trained on")
+    axes.set_xlabel("squared error of the record under the true model, ε²")
+    axes.set_ylabel("population leverage h̄")
+    return figure
+
+
+def lood_map(kl: np.ndarray, mean: np.ndarray, *, axes: Axes | None = None) -> Figure:
+    """Draw each record (or person) at its two distances, the most exposed by KL marked with their row numbers."""
+    shown = np.flatnonzero((mean >= axis_from(mean)) & (kl >= axis_from(kl)))
+    title, hidden = f"{len(shown):,} rows", len(kl) - len(shown)
+    if len(shown) > MOST_POINTS:
+        title = f"{MOST_POINTS:,} of {title}, chosen at random"
+        shown = np.random.default_rng(0).choice(shown, MOST_POINTS, replace=False)
+    title += f"; {hidden:,} more are 0 or nearly" if hidden else ""
+    top = np.argsort(-kl, kind="stable")[:MARKED]
+    figure, axes = blank(f"Leave-one-out distinguishability: {title}", (6.6, 5.0), axes)
+    axes.scatter(mean[shown], kl[shown], s=6, color=COLOURS[0], alpha=0.5, linewidth=0, rasterized=True)
+    axes.scatter(mean[top], kl[top], s=18, color=COLOURS[1], linewidth=0)
+    for row in top:
+        axes.annotate(str(row), (mean[row], kl[row]), xytext=(4, 2), textcoords="offset points", fontsize=7, color=GREY)
+    if len(shown):
+        axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("lood_mean: half the squared change of the mean")
+    axes.set_ylabel("lood_kl: KL divergence of the prediction without from the one with")
+    return figure
 
 
 def _finite(argument: str, values: ArrayLike) -> np.ndarray:
