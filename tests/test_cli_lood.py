@@ -172,7 +172,7 @@ def test_queries_and_the_search_for_them(giveaway, done, file, arrays):
     assert files == FILES | {"queries.csv", "optimized.csv", "optimized.npz"}
     assert {*json.loads(Path("result", "audit.json").read_text())["files"], "audit.json"} == files
     assert {stat.S_IMODE(path.stat().st_mode) for path in Path("result").iterdir()} == {0o600}
-    assert giveaway("purge", "result")[:2] == (0, "Removed 8 files\n")
+    assert giveaway("purge", "result")[:2] == (0, "Removed 9 files\n")
     assert not Path("result").exists()
 
 
