@@ -57,7 +57,7 @@ def measure(folder: Path, ranks: int) -> tuple[dict[str, Any], ScoreTable]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *meeting, "run.py"]
     command += ["audit", "--features", "head.npz", "--inputs", "images.npy", "--trace", "losses.trace", "--l2", "1"]
     command += ["--curvature", "sketch", "--out", f"of-{ranks}"]
-    for option in ("precision=float64", "tolerance=1e-8", "probes=64", "map=none"):
+    for option in ("precision=float64", "tolerance=1e-8", "probes=64"):
         command += ["--config", option]
     path = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     told, seconds = timed(lambda: subprocess.run(command, cwd=folder, env=path, check=True, capture_output=True))

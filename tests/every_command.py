@@ -24,7 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from giveaway.cli import main
-from tests.conftest import config, without_pictures
+from tests.conftest import without_pictures
 
 N = 100  # as many as a validation needs
 RECORD, PERSON, TEXT, CELL, COLUMN = "zqrecordmark", "zqpersonmark", "zqwordsmark", "zqcellmark", "zqcolumnmark"
@@ -205,16 +205,15 @@ def made_world(folder: Path) -> World:
     """Run every command, with a umask that forbids nobody anything."""
     write_files(folder)
     made = World(folder, {path.name for path in folder.iterdir()} | {"__pycache__"})
-    source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5, "--config", "map=pca")
+    source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5)
     estimator = ("audit", "--estimator", "model.joblib", "--data", "users_frame:data", "--allow-pickle")
-    quick = config(map="none")
     commands: dict[str, list[tuple[object, ...]]] = {
         name: [(*source, *options, "--out", name)] for name, options in AUDITS.items()
     }
     commands["records"] += [
         ("canaries", "records", "--out", "records"),
         ("weights", "records", "--out", "records/weights.csv"),
-        ("audit", "--features", f"{PATH}-later.npz", *quick, *AUDITS["records"], "--out", "later"),
+        ("audit", "--features", f"{PATH}-later.npz", *AUDITS["records"], "--out", "later"),
         ("compare", "records", "later", "--out", "records"),
         ("report", "records"),
         ("validate", "records", "--signals", f"{PATH}-signals.npz"),
@@ -236,9 +235,9 @@ def made_world(folder: Path) -> World:
         ("validate", "people", "--signals", f"{PATH}-signals.npz", "--json"),
         ("export", "people", "--to", "model-card", "--out", "people.md"),
     ]
-    commands["frame"] = [(*estimator, "--config", "map=pca", "--out", "frame")]
+    commands["frame"] = [(*estimator, "--out", "frame")]
     commands["frame"] += [("mitigate", "frame", "--allow-pickle", "--models", "0")]
-    commands["frame-shown"] = [(*estimator, "--config", "map=pca", "--show-records", "--out", "frame-shown")]
+    commands["frame-shown"] = [(*estimator, "--show-records", "--out", "frame-shown")]
     network = ("--model", "users_network:make", "--data", "users_network:data")
     commands["trace"] = [("trace", *network, "--checkpoints", f"{PATH}-epoch*.safetensors", "--out", "losses.trace")]
     commands["theory"] = [

@@ -23,7 +23,6 @@ N = 40
 SECRET = "patient"
 VALUE = "7.8125"  # of a record's input, in the files alone
 QUIET = (
-    *config(map="none"),
     "--scores",
     "loss,newton,leverage,influence,gls_trace",
 )

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway.findings.extras import ReportExtras
 from giveaway.records import ScoreTable
-from tests.conftest import config
 from tests.test_cli import SECRET, N, arrays, file, folder, one_line  # noqa: F401
 
 PREDICTED = """
@@ -24,7 +22,7 @@ at_most_share = 0.0
 
 
 def audited(giveaway, file, *options, out="result"):  # noqa: F811
-    code, said, err = giveaway("audit", "--features", file, "--l2", 0.5, "--config", "map=pca", "--out", out, *options)
+    code, said, err = giveaway("audit", "--features", file, "--l2", 0.5, "--out", out, *options)
     assert code == 0, err
     return said
 
@@ -79,15 +77,6 @@ def _inputs() -> str:
     return "inputs.npy"
 
 
-def test_the_map_is_an_option(giveaway, file):  # noqa: F811
-    audited(giveaway, file)
-    assert ReportExtras.load("result").feature_map.method == "PCA"
-    audited(giveaway, file, *config(map="none"), out="less")
-    look = ReportExtras.load("less")
-    assert look.feature_map is None
-    assert look.missing["map"] == "it was not asked for (--config map=none)"
-
-
 @pytest.mark.slow
 def test_a_validation_is_in_the_pages_from_then_on(giveaway, done, folder):  # noqa: F811
     rng = np.random.default_rng(0)
@@ -97,7 +86,7 @@ def test_a_validation_is_in_the_pages_from_then_on(giveaway, done, folder):  # n
     members = np.stack([rng.permutation(np.arange(16) < 8) for _ in range(n)], axis=1)
     margin = np.where(arrays_of["targets"] == 1, 1, -1) * np.diff(arrays_of["outputs"]).ravel()
     np.savez("signals.npz", phi=rng.normal(size=(16, n)) + 5 * members + margin, members=members)
-    options = ("audit", "--features", "large.npz", "--loss", "cross_entropy", "--config", "map=none", "--out", "result")
+    options = ("audit", "--features", "large.npz", "--loss", "cross_entropy", "--out", "result")
     done(*options)
     assert "exposed? Not known. No attack was measured" in words_of("report.html")
     Path("rule.toml").write_text('schema = 1\n[[rule]]\nname = "few"\nmeasure = "measured_count"\nat_most = 3\n')
@@ -145,7 +134,7 @@ def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, fitted):
     audited(giveaway, file, *options, "--gate", "loose.toml")
     assert "predicted_success" in ScoreTable.load("result").columns
     assert "1 of 1 rules met" in audited(giveaway, file, *options, "--gate", "loose.toml")
-    base = ("audit", "--features", file, "--l2", 0.5, "--config", "map=pca", *options)
+    base = ("audit", "--features", file, "--l2", 0.5, *options)
     code, out, err = giveaway(*base, "--gate", "strict.toml", "--out", "strict")
     assert code == 3, err
     assert "not met: hardly any" in out
@@ -191,7 +180,7 @@ def test_signals_of_other_records_are_refused(giveaway, done, folder):  # noqa: 
     labels = np.arange(n) % 2
     labels[7] = 1 - labels[7]
     np.savez("signals.npz", logits=rng.normal(size=(16, n, 2)), members=members, labels=labels)
-    options = ("--features", "a.npz", "--loss", "cross_entropy", "--config", "map=none", "--out", "result")
+    options = ("--features", "a.npz", "--loss", "cross_entropy", "--out", "result")
     done("audit", *options)
     code, _, err = giveaway("validate", "result", "--signals", "signals.npz")
     assert code == 2

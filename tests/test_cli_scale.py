@@ -18,7 +18,6 @@ from tests.conftest import config, torchrun
 from tests.test_cli import folder  # noqa: F401
 
 N, D, M = 3_000, 6, 4
-QUIET = config(map="none")
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_write_the_table_that_one_writes(done, arrays, kind):
     options, rtol = KINDS[kind]
-    command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
+    command = ("audit", "--features", "features.npz", "--l2", 1, *options)
     done(*command, "--out", "alone")
     ended = two_processes(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr
@@ -80,7 +79,7 @@ def test_two_processes_write_the_table_that_one_writes(done, arrays, kind):
 @pytest.mark.slow
 def test_two_processes_on_people_and_a_head_that_is_not_converged(done, arrays):
     np.save("people.npy", np.random.default_rng(1).integers(0, 1_500, N))
-    options = ("--l2", 1, *QUIET, "--groups", "people.npy", "--config", "optimum=corrected")
+    options = ("--l2", 1, "--groups", "people.npy", "--config", "optimum=corrected")
     command = ("audit", "--features", "features.npz", *options)
     done(*command, "--out", "alone")
     ended = two_processes(*command, "--out", "together")
@@ -94,7 +93,7 @@ def test_two_processes_on_people_and_a_head_that_is_not_converged(done, arrays):
 def test_a_score_of_the_records_alone_does_not_end_the_other_process(done, arrays):
     np.savez("rows.npz", inputs=arrays["features"][:400])
     np.savez("few.npz", **{k: v[:400] if len(v) == N else v for k, v in arrays.items()})
-    command = ("audit", "--features", "few.npz", "--l2", 1, *QUIET, "--inputs", "rows.npz", "--scores", "left_out")
+    command = ("audit", "--features", "few.npz", "--l2", 1, "--inputs", "rows.npz", "--scores", "left_out")
     done(*command, "--out", "alone")
     ended = two_processes(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr
@@ -134,7 +133,7 @@ def test_processes_share_sketch_views_and_trace_and_go_on_after_one_has_died(don
     trace.save("losses.trace")
     options, rtol = KINDS["sketch"]
     records = ("--inputs", "images.npy", "--trace", "losses.trace")
-    command = ("audit", "--features", "few.npz", "--l2", 1, *records, *QUIET, *options)
+    command = ("audit", "--features", "few.npz", "--l2", 1, *records, *options)
     with monkeypatch.context() as patch:
         patch.setattr("giveaway.views.left_out.EXACT_UP_TO", 100)
         done(*command, "--out", "alone")
@@ -181,9 +180,7 @@ def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
     """One that does not may be aborted at its end, and the first killed while it writes."""
     script = Path("leaving.py")
     script.write_text(LEAVING)
-    ended = two_processes(
-        "audit", "--features", "features.npz", "--l2", 1, "--out", "together", *QUIET, *more, script=script
-    )
+    ended = two_processes("audit", "--features", "features.npz", "--l2", 1, "--out", "together", *more, script=script)
     assert (ended.returncode != 0) == status, ended.stderr
     said = ended.stdout.splitlines()
     for rank in range(2):
@@ -204,7 +201,7 @@ def test_a_model_s_features_are_made_by_both_processes(done, folder):  # noqa: F
         "    rng = torch.Generator().manual_seed(1)\n"
         "    return TensorDataset(torch.randn(301, 5, generator=rng), torch.randint(3, (301,), generator=rng))\n"
     )
-    command = ("audit", "--model", "mine:model", "--data", "mine:data", "--l2", 0.3, *QUIET)
+    command = ("audit", "--model", "mine:model", "--data", "mine:data", "--l2", 0.3)
     plain = ("--scores", "loss,newton,leverage,gls_trace")
     done(*command, *plain, "--out", "alone")
     refused = two_processes(*command, *plain, "--out", "together")
@@ -292,7 +289,7 @@ def test_an_audit_that_was_stopped_goes_on_where_it_was(giveaway, done, arrays, 
     monkeypatch.setattr("giveaway.curvature.dense.MOST_ROWS", 700)
     monkeypatch.setattr("giveaway.curvature.sketch.MOST_AT_ONCE", 32)
     options, _ = KINDS[kind]
-    command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
+    command = ("audit", "--features", "features.npz", "--l2", 1, *options)
     done(*command, "--out", "whole")
     if really:
         killed(saves, (*command, "--out", "parts"))
@@ -322,7 +319,7 @@ def test_an_audit_that_was_stopped_goes_on_where_it_was(giveaway, done, arrays, 
 
 
 def test_other_records_are_refused_and_purge_removes_what_is_unfinished(giveaway, arrays, monkeypatch):
-    command = ("audit", "--features", "features.npz", "--out", "parts", *QUIET)
+    command = ("audit", "--features", "features.npz", "--out", "parts")
     with monkeypatch.context() as patched:
         interrupt_after(patched, 2)
         assert giveaway(*command)[0] == 130
@@ -340,9 +337,9 @@ def test_other_records_are_refused_and_purge_removes_what_is_unfinished(giveaway
 def test_a_run_killed_before_anything_was_saved_begins_again(done, arrays):
     Path("parts/checkpoint").mkdir(parents=True)
     Path("parts/checkpoint/checkpoint.json").write_text("{}")
-    done("audit", "--features", "features.npz", "--out", "parts", *QUIET)
+    done("audit", "--features", "features.npz", "--out", "parts")
     assert Path("parts/scores.npz").is_file()
-    done("audit", "--features", "features.npz", "--out", "new", "--resume", *QUIET)  # there is nothing to resume
+    done("audit", "--features", "features.npz", "--out", "new", "--resume")  # there is nothing to resume
 
 
 # --------------------------------------------------------------------------------------------------- the cost
@@ -389,7 +386,7 @@ def test_a_black_box_is_not_audited_by_a_dry_run(giveaway, arrays):
 
 
 def test_what_a_sketch_is_worth_is_said(done, arrays):
-    out = done("audit", "--features", "features.npz", "--l2", 1, *QUIET, *SKETCH, "--out", "sketched")
+    out = done("audit", "--features", "features.npz", "--l2", 1, *SKETCH, "--out", "sketched")
     assert "note: Scores of the head are estimates from 64 random probes of its curvature, off by about " in out
     summary = json.loads(Path("sketched/summary.json").read_text())
     assert any("estimates from 64 random probes" in note for note in summary["notes"])

@@ -9,12 +9,10 @@ import pytest
 from giveaway import LossTrace, audit
 from giveaway.extract import from_file
 from giveaway.records import ScoreTable
-from tests.conftest import config
 from tests.test_cli import SECRET, N, arrays, file, folder, one_line, read_csv  # noqa: F401
 from tests.test_cli_scale import interrupt_after, note_loads
 
 IDS = [f"{SECRET}-{i:03d}" for i in range(N)]
-QUIET = config(map="none")
 
 
 def save(path: str = "losses.trace", seed: int = 0, **identity: object) -> np.ndarray:
@@ -25,7 +23,7 @@ def save(path: str = "losses.trace", seed: int = 0, **identity: object) -> np.nd
 
 
 def command(file: Path, *more: object, out: str = "result") -> tuple[object, ...]:  # noqa: F811
-    return "audit", "--features", file, "--l2", 0.5, "--trace", "losses.trace", "--out", out, *QUIET, *more
+    return "audit", "--features", file, "--l2", 0.5, "--trace", "losses.trace", "--out", out, *more
 
 
 def test_an_audit_with_a_trace_ranks_by_all_views(done, file):  # noqa: F811
@@ -94,7 +92,7 @@ def test_the_same_folder_is_another_audit_s_with_another_trace(giveaway, done, f
     save("other.trace")
     line = one_line(giveaway(*command(file, "--trace", "other.trace")))
     assert "got trace was 'losses.trace', is 'other.trace'; " in line
-    line = one_line(giveaway("audit", "--features", file, "--l2", 0.5, "--out", "result", *QUIET))
+    line = one_line(giveaway("audit", "--features", file, "--l2", 0.5, "--out", "result"))
     assert line.startswith("out: expected an audit of the same inputs and options, got ")
     assert Path("result/scores.npz").read_bytes() == before
 

@@ -90,7 +90,7 @@ def save(estimator, name="model.pkl") -> str:
 
 def audited(done, mine, estimator, data="mine:data") -> None:
     file = save(estimator.fit(*getattr(mine, data.split(":")[1])()))
-    options = ("--allow-pickle", "--config", "map=none", "--out", "audit")
+    options = ("--allow-pickle", "--out", "audit")
     done("audit", "--estimator", file, "--data", data, *options)
 
 
@@ -173,7 +173,7 @@ def test_predictions_of_values_become_squared_errors(done, mine):
 def test_values_of_an_audited_file_need_not_be_named_again(done, mine):
     fitted = mine.Ridge().fit(mine.X, mine.VALUES)
     from_sklearn(fitted, mine.X, mine.VALUES).save("head.npz")
-    done("audit", "--features", "head.npz", "--config", "map=none", "--out", "audit")
+    done("audit", "--features", "head.npz", "--out", "audit")
     done("validate", "audit", "--train", "mine:ridge", "--models", 8)
     first = Signals.load("audit/signals").values
     done("validate", "audit", "--estimator", save(mine.Ridge()), "--allow-pickle", "--models", 8, "--signals", "clones")
@@ -253,7 +253,7 @@ def test_boosted_trees_are_cloned_by_workers(done, mine, package):
     library = pytest.importorskip(package)
     kind = library.XGBClassifier if package == "xgboost" else library.LGBMClassifier
     estimator = kind(n_estimators=5, n_jobs=1, **({"verbose": -1} if package == "lightgbm" else {}))
-    options = ("--data", "mine:plain", "--allow-pickle", "--config", "map=none", "--out", "audit")
+    options = ("--data", "mine:plain", "--allow-pickle", "--out", "audit")
     done("audit", "--estimator", save(estimator.fit(*mine.plain())), *options)
     done("validate", "audit", "--models", 8, "--workers", 2, "--allow-pickle")
     signals = Signals.load("audit/signals")

@@ -132,7 +132,7 @@ def test_json_on_the_screen_is_json_whatever_a_path_holds(tmp_path):
     name = f"a{unseen}31m"
     np.savez(tmp_path / "features.npz", **made_arrays(30))
     with working_in(tmp_path):
-        done = run("audit", "--features", "features.npz", "--config", "map=none", "--out", name, "--json")
+        done = run("audit", "--features", "features.npz", "--out", name, "--json")
     assert json.loads(done.out)["folder"] == name
     assert not set(unseen) & set(done.out)
 

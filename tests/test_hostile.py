@@ -25,7 +25,7 @@ from giveaway.reporting.folder import main_table
 from giveaway.reporting.pages import index_page, summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
-from tests.conftest import config, made_head, refused, without_pictures
+from tests.conftest import made_head, refused, without_pictures
 from tests.every_command import Run, made_arrays, made_signals, run, working_in
 from tests.reporting.test_report import Page
 
@@ -218,7 +218,7 @@ def audits(tmp_path_factory) -> dict[str, list[Run]]:
             'schema = 1\n[[rule]]\nname = "<b>few</b> =1+1"\nmeasure = "measured_count"\nat_most = 0\n'
             '[[waiver]]\nrule = "<b>few</b> =1+1"\nowner = "<i>Ada</i>"\nexpires = 9999-01-01\nreason = "@SUM(A1)"\n'
         )
-        source = ("audit", "--features", "features.npz", "--l2", 0.5, "--config", "map=pca")
+        source = ("audit", "--features", "features.npz", "--l2", 0.5)
         with working_in(folder):
             done = [run(*source, *more, "--out", kind) for kind, more in KINDS.items()]
             done += [
@@ -383,7 +383,7 @@ def test_halves_of_letters_go_through_an_audit(tmp_path, where):
     np.savez(tmp_path / "wards.npz", ward=names["subgroups"])
     more = ("--groups", "people.npy") if where == "groups" else ("--inputs", "text.npz", "--subgroups", "wards.npz")
     with working_in(tmp_path), without_pictures():
-        source = ("audit", "--features", "features.npz", *config(map="none"), *more, "--show-records")
+        source = ("audit", "--features", "features.npz", *more, "--show-records")
         check_screen(run(*source, "--out", "audit"))
         check_screen(run("report", "audit"))
     found = Page((tmp_path / "audit" / "report.html").read_text(encoding="utf-8"))
@@ -402,7 +402,7 @@ def test_hostile_names_of_files_and_folders(tmp_path, name):
     (tmp_path / f"{name}.txt").write_text("\n".join(str(i // 2) for i in range(40)))
     out = f"./{name}"
     with working_in(tmp_path), without_pictures():
-        groups = ("--groups", f"./{name}.txt", *config(map="none"))
+        groups = ("--groups", f"./{name}.txt")
         check_screen(run("audit", "--features", f"./{name}.npz", *groups, "--out", out))
         check_screen(run("canaries", out, "-k", 3, "--out", out))
         check_screen(run("weights", out, "--out", out, "--json"))
@@ -463,7 +463,7 @@ def test_keys_of_a_file_repeat_no_escape(tmp_path):
     np.savez(tmp_path / "keys.npz", **made_arrays(20), **{f"extra {ESCAPE}": np.zeros(3)})
     np.savez(tmp_path / "none.npz", **{f"extra {ESCAPE}": np.zeros(3)})
     with working_in(tmp_path), without_pictures():
-        check_screen(run("audit", "--features", "keys.npz", "--config", "map=none", "--out", "audit"))
+        check_screen(run("audit", "--features", "keys.npz", "--out", "audit"))
         check_screen(run("audit", "--features", "none.npz"), code=2)
         check_screen(run("audit", "--features", "keys.npz", "--inputs", "none.npz"), code=2)
         check_screen(run("validate", "audit", "--signals", "none.npz"), code=2)
@@ -546,7 +546,7 @@ def audited(tmp_path_factory) -> Iterator[tuple[Path, str]]:
     write_inputs(folder, FRIENDLY)
     np.savez(folder / "signals.npz", **made_signals(N))
     with working_in(folder), without_pictures():
-        source = ("audit", "--features", "features.npz", "--l2", 0.5, "--config", "map=pca")
+        source = ("audit", "--features", "features.npz", "--l2", 0.5)
         check_screen(run(*source, *KINDS["shown"], "--out", "shown"))
         check_screen(run("validate", "shown", "--signals", "signals.npz"))
         yield folder / "shown", (folder / "shown" / "report.html").read_text(encoding="utf-8")

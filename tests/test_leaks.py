@@ -121,9 +121,7 @@ def test_numbers_of_a_record_are_in_no_file(tmp_path):
     np.savez(tmp_path / "features.npz", **arrays)
     np.savez(tmp_path / "inputs.npz", inputs=inputs)
     with working_in(tmp_path):
-        done = run(
-            "audit", "--features", "features.npz", "--inputs", "inputs.npz", "--config", "map=pca", "--out", "audit"
-        )
+        done = run("audit", "--features", "features.npz", "--inputs", "inputs.npz", "--out", "audit")
         assert done.code == 0, done.err
         assert run("canaries", "audit", "-k", 2, "--out", "audit").code == 0
     values = [*inputs.ravel(), *arrays["features"].ravel()]
@@ -174,7 +172,7 @@ def test_everything_is_its_owner_s_alone_whatever_the_umask(world):
 def test_folders_made_on_the_way_are_its_owner_s_alone_too(tmp_path):
     np.savez(tmp_path / "features.npz", **made_arrays(40))
     with working_in(tmp_path, umask=0), without_pictures():
-        assert run("audit", "--features", "features.npz", "--config", "map=none", "--out", "deep/er/audit").code == 0
+        assert run("audit", "--features", "features.npz", "--out", "deep/er/audit").code == 0
     assert modes(tmp_path, {"features.npz"}) == {}
 
 
@@ -187,7 +185,7 @@ def test_shadow_models_trained_here_are_their_owner_s_alone(tmp_path):
         f"def data():\n    a = np.load('{PATH}-features.npz')\n    return a['features'], a['targets']\n"
     )
     with working_in(tmp_path, umask=0):
-        assert run("audit", "--features", f"{PATH}-features.npz", "--config", "map=none", "--out", "audit").code == 0
+        assert run("audit", "--features", f"{PATH}-features.npz", "--out", "audit").code == 0
         recipe = ("--recipe", "logistic", "--data", "users_pair:data", "--models", 8)
         done = run("validate", "audit", *recipe)
         assert done.code == 0, done.err

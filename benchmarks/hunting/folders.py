@@ -87,8 +87,6 @@ def write_whole() -> None:
         "--subgroups",
         "wards.csv",
         "--show-records",
-        "--config",
-        "map=pca",
     )
     _must("audit", "--features", "features.npz", "--l2", "0.5", *more, "--out", "whole")
     gap = 1 + 3 * np.argsort(np.argsort(ScoreTable.load("whole")["fused"])) / N  # signals go with the ranking

@@ -27,7 +27,7 @@ from giveaway.storage.files import file_digest
 COUNT = 100
 N, RECORDS, MODELS = 220, 20, 8
 CALLS = ("replace", "fsync", "unlink", "open")
-AUDIT = ("audit", "--features", "features.npz", "--l2", "0.5", "--scores", "loss,newton", "--config", "map=none")
+AUDIT = ("audit", "--features", "features.npz", "--l2", "0.5", "--scores", "loss,newton")
 WORK = ("audit", "validate", "report", "gate", "purge", "shadows")
 
 

@@ -312,7 +312,7 @@ def pages_of_friends(names: tuple[str, ...] = ("report.html", "summary.html")) -
     merged: dict[str, Shape] = {}
     for out, options in (("others", ("--show-records",)), ("people", ("--groups", "people.npy"))):
         for command in (
-            (*source, *options, "--config", "title=friends", "--config", "map=pca", "--out", out),
+            (*source, *options, "--config", "title=friends", "--out", out),
             ("validate", out, "--signals", "signals.npz"),
             ("index", out, "--out", f"{out}/index.html"),
         ):

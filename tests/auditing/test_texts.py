@@ -10,7 +10,7 @@ import giveaway as ga
 from giveaway.records import ScoreTable
 from giveaway.scores import texts as scores
 from giveaway.scores.texts import TextViews
-from giveaway.views.ngrams import predicted_by_others
+from giveaway.views.tokens import predicted_by_others
 from tests.conftest import refused
 from tests.scores.test_texts import texts_of
 

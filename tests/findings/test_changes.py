@@ -125,17 +125,6 @@ def test_rows_that_a_retrain_lacks_are_not_judged():
     assert not changes(same, after, retrains=[table([1.0, 2.0], ["x", "y"])] * 3).beyond.any()
 
 
-def test_mean_predicted_success_needs_one_source():
-    def predicted(values, source):
-        return ScoreTable({"newton": [1.0, 2.0], "predicted_success": values}, [0, 1], meta={"predicted_by": source})
-
-    a, b = predicted([0.5, 0.7], "both views"), predicted([0.5, 0.9], "both views")
-    assert changes(a, b).predicted == pytest.approx((0.6, 0.7))
-    assert "0.600 before, 0.700 after (an estimate, not measured)" in changes(a, b).to_markdown()
-    assert changes(a, predicted([0.5, 0.9], "theory of the head")).predicted is None
-    assert changes(a, table([1.0, 2.0])).predicted is None
-
-
 def test_what_is_told_names_rows_and_no_ids():
     rng = np.random.default_rng(4)
     ids = np.array([f"patient-{i}" for i in range(200)])

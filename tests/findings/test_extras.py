@@ -1,8 +1,6 @@
 """The optional parts of a report: the map of features, the records themselves, and all of it from the folder."""
 
-import importlib.util
 import io
-import sys
 from base64 import b64decode
 from dataclasses import replace
 
@@ -28,7 +26,7 @@ def loaded(look: ReportExtras, folder) -> ReportExtras:
 def test_everything_comes_back_from_the_folder(tmp_path):
     head = made_head("classes", l2=0.5, inputs=np.random.default_rng(0).random((60, 3, 5, 5)))
     table = audit(head)
-    look = make_extras(head, table, method="pca", show_records=True)
+    look = make_extras(head, table, show_records=True)
     found = loaded(look, tmp_path)
     assert look.missing == found.missing == {}
     assert look.feature_map.method == found.feature_map.method == "PCA"
@@ -38,7 +36,7 @@ def test_everything_comes_back_from_the_folder(tmp_path):
     np.testing.assert_array_equal(found.contents.rows, table.order()[:100])
     assert (found.contents.held, found.contents.pictures) == (look.contents.held, True)
     assert b64decode(found.contents.held[0]).startswith(b"\x89PNG")
-    assert look.to_bytes() == make_extras(head, table, method="pca", show_records=True).to_bytes()
+    assert look.to_bytes() == make_extras(head, table, show_records=True).to_bytes()
 
 
 def test_texts_come_back_too_and_on_request_only(tmp_path):
@@ -79,7 +77,7 @@ def table_of(head: Head, newton: np.ndarray | None = None) -> ScoreTable:
 
 def pca_map(features: np.ndarray) -> FeatureMap:
     head = head_of(features)
-    return feature_map(head, table_of(head), method="pca")
+    return feature_map(head, table_of(head))
 
 
 @pytest.mark.parametrize("d", [3, 60])
@@ -91,7 +89,6 @@ def test_the_map_turns_with_nothing(d):
         np.testing.assert_allclose(pca_map(other).places, places, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["pca", "auto", "tsne"])
 @pytest.mark.parametrize(
     ("features", "explained"),
     [
@@ -105,9 +102,9 @@ def test_the_map_turns_with_nothing(d):
         (np.array([[1e-300, 0.0], [0.0, 1e-300], [0.0, 0.0]]), None),
     ],
 )
-def test_little_to_place(features, explained, method):
+def test_little_to_place(features, explained):
     head = head_of(features)
-    found = feature_map(head, table_of(head), method=method)
+    found = feature_map(head, table_of(head))
     assert found.method == "PCA"
     assert found.explained == (None if explained is None else pytest.approx(explained, abs=1e-12))
     assert found.places.shape == (len(features), 2)
@@ -123,21 +120,19 @@ def test_the_most_exposed_and_some_of_the_others_have_a_place():
     newton = np.random.default_rng(0).random(n)
     head = head_of(np.random.default_rng(1).normal(size=(n, 2)))
     table = table_of(head, newton)
-    found = feature_map(head, table, method="pca", most=1_200, seed=3)
+    found = feature_map(head, table, most=1_200)
     assert len(found.rows) == 1_200
     assert (np.diff(found.rows) > 0).all()
     assert np.isin(table.order()[:EXPOSED], found.rows).all()
     # the others are spread over the whole ranking, not the next ones
     others = np.setdiff1d(found.rows, table.order()[:EXPOSED])
     assert 1_500 < np.median(table.rank()[others]) < 2_000
-    again = feature_map(head, table, method="pca", most=1_200, seed=3)
+    again = feature_map(head, table, most=1_200)
     np.testing.assert_array_equal(again.rows, found.rows)
     np.testing.assert_array_equal(again.places, found.places)
-    other = feature_map(head, table, method="pca", most=1_200, seed=4)
-    assert 500 < len(np.intersect1d(other.rows, found.rows)) < 1_000
-    few = feature_map(head, table, method="pca", most=7)
+    few = feature_map(head, table, most=7)
     np.testing.assert_array_equal(few.rows, np.sort(table.order()[:7]))
-    whole = feature_map(head, table, method="pca")
+    whole = feature_map(head, table, most=5_000)
     np.testing.assert_array_equal(whole.rows, np.arange(n))
 
 
@@ -155,7 +150,7 @@ def test_people_stand_at_the_mean_of_their_records():
     table = audit(head)
     assert table.meta.unit == "person"
     means = np.array([head.features.numpy()[groups == person].mean(0) for person in np.unique(groups)])
-    found = feature_map(head, table, method="pca")
+    found = feature_map(head, table)
     np.testing.assert_array_equal(found.rows, np.arange(len(means)))
     everyone = head.features.numpy()
     scaled = (means - everyone.mean(0)) / everyone.std(0)
@@ -178,52 +173,10 @@ def test_only_the_rows_on_the_map_are_read():
     np.testing.assert_array_equal(found, [[21.0, 11.0], [79_997.0, 39_999.0]])
 
 
-def clusters(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
-    """Three clusters far apart, and the one that each row is of."""
-    rng = np.random.default_rng(4)
-    label = np.arange(n) % 3
-    x = rng.normal(size=(n, 6))
-    x[:, 2:5] += 25.0 * np.eye(3)[label]
-    return x, label
-
-
-def test_clusters_stay_apart_and_the_seed_repeats_the_map():
-    pytest.importorskip("openTSNE")
-    x, label = clusters()
-    head = head_of(x)
-    found = feature_map(head, table_of(head), method="tsne", seed=1)
-    assert found.method == "t-SNE"
-    assert found.explained is None
-    gaps = np.linalg.norm(found.places[:, None] - found.places[None], axis=2)
-    np.fill_diagonal(gaps, np.inf)
-    assert (label[gaps.argmin(1)] == label).all()
-    same = label[:, None] == label[None]
-    assert gaps[~same].min() > np.median(gaps[same & np.isfinite(gaps)])
-    again = feature_map(head, table_of(head), method="auto", seed=1)
-    np.testing.assert_array_equal(again.places, found.places)
-    assert again.method == "t-SNE"
-    other = feature_map(head, table_of(head), method="tsne", seed=2)
-    assert np.abs(other.places - found.places).max() > 1e-3
-
-
-def test_without_open_tsne_and_with_copies(monkeypatch):
-    copies = head_of(np.repeat(np.random.default_rng(0).normal(size=(3, 2)), 25, axis=0))
-    if importlib.util.find_spec("openTSNE") is not None:
-        found = feature_map(copies, table_of(copies), method="tsne")
-        assert found.method == "t-SNE"
-        assert np.isfinite(found.places).all()
-    monkeypatch.setitem(sys.modules, "openTSNE", None)
-    assert feature_map(copies, table_of(copies)).method == "PCA"
-    words = r"method: expected openTSNE installed .*; pip install openTSNE"
-    refused(words, feature_map, copies, table_of(copies), method="tsne")
-
-
 def test_what_is_refused():
     head = made_head("classes")
     table = audit(head)
     refused("table: expected 60 rows, as the head has, got 4", feature_map, head, table.top(4))
-    words = "map: expected a known name, got 'umap'; choose from auto, pca, tsne, none"
-    refused(words, make_extras, head, table, method="umap")
 
 
 ROWS = np.array([2, 0])

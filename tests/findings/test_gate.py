@@ -13,7 +13,6 @@ from sklearn.linear_model import LogisticRegression
 import giveaway as ga
 from giveaway.auditing.store import purge
 from giveaway.checks import InputError
-from giveaway.findings.changes import EXPOSED, prediction_bound
 from giveaway.findings.gate import judge, read_rules
 from giveaway.records import ScoreTable
 from tests.conftest import refused, save_page
@@ -31,8 +30,6 @@ META = {
 }
 COUNT = '[[rule]]\nname = "few exposed"\nmeasure = "measured_count"\nat_most = 25\n'
 PREDICTED = '[[rule]]\nname = "predicted"\nmeasure = "predicted_success"\nabove = 0.6\nat_most_share = 0.1\n'
-GAP = '[[rule]]\nname = "gap"\nmeasure = "change"\nof = "loo_gap"\nbaseline = ["b0", "b1", "b2"]\n'
-CHANGE = '[[rule]]\nname = "no worse"\nmeasure = "change"\nof = "predicted_success"\nbaseline = ["b0", "b1", "b2"]\n'
 WAIVER = '[[waiver]]\nrule = "few exposed"\nowner = "Ada"\nexpires = 2026-05-04\nreason = "data fix on its way"\n'
 
 
@@ -42,15 +39,12 @@ def rule_file(folder, text, schema="schema = 1\n"):
     return path
 
 
-def made(folder, exposed: int, *, n=N, seed=0, **meta):
+def made(folder, exposed: int, **meta):
     """An audit of which `exposed` records are predicted to be told with success 0.8, the others with 0.55."""
-    rng = np.random.default_rng(seed)
-    success = np.full(n, 0.55)
-    success[rng.permutation(n)[:exposed]] = 0.8
-    ids = [f"patient-{i}" for i in range(n)]
-    gap = np.where(success > 0.7, 1.0, 0.0) + 0.1 * rng.random(n)
-    scores = {"loo_gap": gap, "predicted_success": success}
-    ScoreTable(scores, ids, meta={**META, **meta}).save(folder)
+    success = np.full(N, 0.55)
+    success[np.random.default_rng(0).permutation(N)[:exposed]] = 0.8
+    ids = [f"patient-{i}" for i in range(N)]
+    ScoreTable({"predicted_success": success}, ids, meta={**META, **meta}).save(folder)
     return folder
 
 
@@ -63,9 +57,7 @@ def validated(folder, count: int, *, records=N, power=0.9, models=64, by_success
 
 @pytest.fixture
 def audited(tmp_path):
-    """An audit of 8 % predicted exposed, its baseline of three retrains, and 25 records measured."""
-    for number, exposed in enumerate((14, 16, 18)):
-        made(tmp_path / f"b{number}", exposed, seed=1 + number)
+    """An audit of 8 % predicted exposed, and 25 records measured."""
     validated(made(tmp_path / "audit", 16), 25)
     return tmp_path
 
@@ -93,10 +85,6 @@ def judged(folder, text, today=TODAY):
         (PREDICTED.replace("0.1", "nan"), r"expected a share from 0 to 1 for at_most_share, got nan"),
         (PREDICTED.replace("above = 0.6\n", ""), r"^rule 'predicted': expected above, a success .* got none; add it"),
         (PREDICTED + "at_most = 3\n", r"got 'at_most'; did you mean at_most_share\?"),
-        (CHANGE.replace('"b2"', "2"), r"expected a list of audit folders for baseline"),
-        (CHANGE.replace('"b2"', '"./b0"'), r"baseline of at least 3 different audits, got 2; .* do not show its noise"),
-        (CHANGE.replace('"b2"', '"gone"'), r"^rule 'no worse': expected audit folders in baseline, got .*gone"),
-        (CHANGE.replace("of =", "off ="), r"^rule 'no worse': expected only of, baseline .* got 'off'"),
         (COUNT + WAIVER.replace("2026-05-04", '"2026-05-04"'), r"^waiver 1: expected a date .* without quotes"),
         (COUNT + WAIVER.replace("2026-05-04", "2026-05-04T10:00:00"), r"^waiver 1: expected a date"),
         (COUNT + WAIVER.replace('owner = "Ada"\n', ""), r"^waiver 1: expected owner, one line of text, .* got none"),
@@ -118,16 +106,14 @@ def test_the_format_is_toml_and_has_a_version(audited):
     refused(r"^gate: expected a readable TOML file of rules, got .*gone.toml", read_rules, audited / "gone.toml")
 
 
-@pytest.mark.parametrize("measure", ["newton", "fused", "loss", "predicted_tpr", "mean"])
+@pytest.mark.parametrize("measure", ["newton", "fused", "loss", "predicted_tpr", "change"])
 def test_raw_scores_are_refused_with_the_reason(audited, measure):
-    for text in (COUNT.replace("measured_count", measure), CHANGE.replace("predicted_success", measure)):
-        with pytest.raises(InputError, match=r"no common unit: the largest newton is .03 on CIFAR-10 and 80 on Blood"):
-            read_rules(rule_file(audited, text))
+    with pytest.raises(InputError, match=r"no common unit: the largest newton is .03 on CIFAR-10 and 80 on Blood"):
+        read_rules(rule_file(audited, COUNT.replace("measured_count", measure)))
 
 
 def test_what_the_rules_need_is_known_before_the_work(audited):
-    change = read_rules(rule_file(audited, GAP + CHANGE + PREDICTED))
-    assert change.missing_columns(["default"]) == ["loo_gap", "predicted_success"]
+    assert read_rules(rule_file(audited, PREDICTED)).missing_columns(["default"]) == ["predicted_success"]
 
 
 def test_the_measured_count_against_its_limit(audited):
@@ -201,8 +187,8 @@ def test_what_is_missing_is_an_error_and_never_met(audited):
     validated(audited / "audit", 0, records=N - 1)
     refused(r"expected a validation of this audit, got one of 199 records beside an audit", judged, audited, COUNT)
     ScoreTable({"fused": np.arange(3.0)}, np.arange(3), meta=META).save(audited / "audit")
-    for text, column in ((PREDICTED, "predicted_success"), (CHANGE, "predicted_success"), (GAP, "loo_gap")):
-        refused(rf"expected an audit with the column {column}, got none; audit again with", judged, audited, text)
+    words = r"expected an audit with the column predicted_success, got none; audit again with"
+    refused(words, judged, audited, PREDICTED)
     black_box = META | {"optimum": None, "view": None, "predicted_by": None}
     ScoreTable({"fused": np.arange(3.0)}, np.arange(3), meta=black_box).save(audited / "audit")
     words = "predicted_success, got a black box, for which there is none; use measured_count, and giveaway validate"
@@ -231,111 +217,6 @@ def test_a_real_audit_of_a_head_that_is_exact(tmp_path):
     assert outcome.details["predicted_by"] == "theory of the head"
 
 
-def test_the_change_is_held_against_what_the_retrains_predict(audited):
-    (outcome,) = judged(audited, CHANGE).outcomes
-    assert (outcome.value, outcome.state == "met") == (0.08, True)
-    spread = np.sqrt(0.01**2)  # 7, 8 and 9 %
-    by_t = 0.08 + 2.9199856 * spread * np.sqrt(4 / 3)  # t of 2 degrees of freedom
-    assert outcome.allowed == pytest.approx(max(by_t, by_counting([14, 16, 18]) / N)) == 0.12
-    assert "8.000% on average in 3 retrains, allowed 12.000% (their 95% prediction bound" in outcome.words
-    made(audited / "audit", 24)
-    assert judged(audited, CHANGE).exit_code == 0
-    made(audited / "audit", 25)
-    assert judged(audited, CHANGE).exit_code == 3
-    made(audited / "audit", 0)
-    assert judged(audited, CHANGE).exit_code == 0  # less exposed is never missed
-
-
-def test_a_change_of_the_gap_counts_rows_above_what_a_fifth_of_the_baseline_exceeds(audited):
-    gaps = [ScoreTable.load(audited / name)["loo_gap"] for name in ("b0", "b1", "b2", "audit")]
-    pooled = sorted(np.concatenate(gaps[:3]).tolist(), reverse=True)
-    fifth = pooled[120 - 1], pooled[120]  # of 600 rows, 120 lie above the level
-    (outcome,) = judged(audited, GAP).outcomes
-    shares = [sum(value > outcome.details["above"] for value in gap) / N for gap in gaps]
-    assert fifth[1] <= outcome.details["above"] <= fifth[0]
-    assert outcome.value == pytest.approx(shares[3])
-    assert outcome.details["baseline_mean"] == pytest.approx(0.2) == pytest.approx(np.mean(shares[:3]))
-    noise = 2.9199856 * np.std(shares[:3], ddof=1) * np.sqrt(4 / 3)
-    assert outcome.allowed == pytest.approx(0.2 + max(noise, 1.6448536 * np.sqrt(0.2 * 0.8 / N)))
-    assert outcome.state == "met"
-    made(audited / "audit", 2 * int(outcome.allowed * N))
-    assert judged(audited, GAP).exit_code == 3
-
-
-def test_the_gap_of_people_is_judged_where_people_were_audited(audited):
-    rng = np.random.default_rng(7)
-    for name in ("audit", "b0", "b1", "b2"):
-        meta = {**META, "unit": "person"}
-        ScoreTable({"loo_gap": rng.random(20)}, np.arange(20), meta=meta).save(audited / name, "people")
-    assert " of 20 people with loo_gap above 0." in judged(audited, GAP).to_text()
-    (audited / "b1" / "people.npz").unlink()
-    refused(r"^rule 'gap', baseline 2: .* got 200 rows beside 20", judged, audited, GAP)
-
-
-def test_retrains_that_agree_to_the_row_still_leave_the_share_its_error():
-    assert prediction_bound(np.full(3, 0.1), 100) == by_counting([10, 10, 10]) / 100 == 0.17
-    assert prediction_bound(np.zeros(3), 100) == by_counting([0, 0, 0]) / 100 == 0.01
-    assert prediction_bound(np.array([0.2, 0.9, 1.0]), 100) == 1.0
-    wide = np.array([0.1, 0.2, 0.3])
-    assert prediction_bound(wide, 10**6) == pytest.approx(0.2 + 2.9199856 * 0.1 * np.sqrt(4 / 3))
-
-
-def by_counting(counts: list[int]) -> int:
-    """The 95 % quantile of one more Poisson count after these, summed up term by term."""
-    size, chance = sum(counts) + 0.5, len(counts) / (len(counts) + 1)
-    term, total, k = chance**size, 0.0, 0
-    while True:
-        total += term
-        if total >= 0.95:
-            return k
-        term *= (size + k) / (k + 1) * (1 - chance)
-        k += 1
-
-
-@pytest.mark.parametrize(
-    ("meta", "words"),
-    [
-        ({"loss": "squared"}, "loss squared beside cross_entropy"),
-        ({"unit": "person"}, "unit person beside record"),
-        ({"outputs": 2}, "outputs 2 beside 10"),
-        ({"l2": 0.2}, "l2 0.2 beside 0.02"),
-        ({"options": {"converged": False, "refit": False}}, "converged False beside True"),
-        ({"view": {"view": "text"}}, "view text beside images"),
-        ({"predicted_by": "theory of the head", "view": {"view": "images", "head_is_exact": True}}, "predicted_by the"),
-        ({"n": 180}, "180 rows beside 200"),
-    ],
-)
-def test_a_baseline_that_is_not_comparable_is_refused(audited, meta, words):
-    made(audited / "b1", 16, seed=9, **meta)
-    refused(rf"^rule 'no worse', baseline 2: .* comparable to this one, got {words}", judged, audited, CHANGE)
-
-
-def test_baselines_of_another_version_and_of_other_columns_are_refused(audited):
-    made(audited / "audit", 16, provenance={"versions": {"giveaway": "2.0"}})
-    assert judged(audited, CHANGE).state == "met"  # tables saved from Python do not know their version
-    made(audited / "b2", 18, seed=3, provenance={"versions": {"giveaway": "1.0"}})
-    refused(r"baseline 3: .* got giveaway 1.0 beside 2.0; audit this model and the baseline", judged, audited, CHANGE)
-    table = ScoreTable.load(audited / "b0")
-    ScoreTable({"predicted_success": table["predicted_success"]}, table.ids, meta=table.meta).save(audited / "b0")
-    refused(r"baseline 1: .* got scores \['predicted_success'\] beside \['loo_gap',", judged, audited, CHANGE)
-
-
-def test_a_few_rows_more_are_comparable_and_one_model_in_two_places_shows_no_noise(audited):
-    made(audited / "b1", 16, n=206, seed=2, l2=0.0206)  # the same weight decay
-    assert judged(audited, CHANGE).state == "met"
-    made(audited / "b2", 14, seed=1)
-    refused(r"baseline 3: expected a different model, got the scores of baseline 1; retr", judged, audited, CHANGE)
-    made(audited / "b2", 16, seed=0)
-    refused(r"baseline 3: expected a different model, got the scores of this audit", judged, audited, CHANGE)
-
-
-def test_baselines_lie_beside_the_rule_file_and_need_the_column_too(audited, monkeypatch, tmp_path_factory):
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert judged(audited, CHANGE).state == "met"
-    ScoreTable({"fused": np.arange(N)}, np.arange(N), meta=META).save(audited / "b1")
-    refused(r"^rule 'no worse', baseline 2: expected an audit with the column predicted_suc", judged, audited, CHANGE)
-
-
 def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):
     text = COUNT.replace("25", "1") + PREDICTED + WAIVER
     held = judged(audited, text)
@@ -357,7 +238,7 @@ def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):
 
 
 def test_the_verdict_is_kept_in_the_folder_and_purged_with_it(audited):
-    verdict = judged(audited, COUNT + PREDICTED + CHANGE)
+    verdict = judged(audited, COUNT + PREDICTED)
     path = save_page(audited / "audit", "gate.json", json.dumps(verdict.to_json()))
     told = json.loads(path.read_text(encoding="utf-8"))
     assert told["schema"] == "giveaway.gate/1"
@@ -365,9 +246,8 @@ def test_the_verdict_is_kept_in_the_folder_and_purged_with_it(audited):
     assert [(rule["name"], rule["measure"], rule["met"]) for rule in told["rules"]] == [
         ("few exposed", "measured_count", True),
         ("predicted", "predicted_success", True),
-        ("no worse", "change", True),
     ]
-    assert told["rules"][2]["above"] == EXPOSED
+    assert told["rules"][1]["above"] == 0.6
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     (audited / "audit" / "validation.json").unlink()
     purge(audited / "audit")
@@ -375,7 +255,7 @@ def test_the_verdict_is_kept_in_the_folder_and_purged_with_it(audited):
 
 
 def test_no_word_says_more_than_the_rules_and_no_record_is_named(audited):
-    for text in (COUNT + PREDICTED + CHANGE, COUNT.replace("25", "1") + WAIVER):
+    for text in (COUNT + PREDICTED, COUNT.replace("25", "1") + WAIVER):
         verdict = judged(audited, text)
         told = verdict.to_text() + json.dumps(verdict.to_json())
         assert not re.search(r"pass|\bsafe\b|compliant|anonymous|patient", told, re.IGNORECASE)

@@ -1,8 +1,6 @@
 """Figures of tables and validations show the numbers, counted here by hand; drawing changes nothing else."""
 
 import dataclasses
-from collections import Counter
-from math import comb
 
 import numpy as np
 import pytest
@@ -13,14 +11,8 @@ from giveaway.evaluation.success import AttackSummary
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta, TraceReport
 from giveaway.reporting import picture
-from giveaway.reporting.figures import (
-    by_class,
-    loss_by_leverage,
-    recall_curves,
-    roc_curves,
-    when_learned,
-)
-from giveaway.reporting.picture import COLOURS, PALE, figure_bytes, save_figure
+from giveaway.reporting.figures import recall_curves, roc_curves, when_learned
+from giveaway.reporting.picture import COLOURS, PALE, save_figure
 from tests.conftest import refused
 
 
@@ -95,133 +87,12 @@ def made(n: int = 400, **changes) -> ScoreTable:
     return ScoreTable(scores | changes, np.arange(n), {}, {"class": rng.integers(0, 4, n)})
 
 
-def legend_of(axes) -> list[str]:
-    return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
 def test_no_axis_is_full_of_emptiness():
     """A forest that is sure of a record has a loss of 1e-12, ten decades below all others."""
     values = np.concatenate([np.full(200, 1e-12), np.geomspace(0.01, 5.0, 200)])
     assert picture.axis_from(values) == 0.01
-    (axes,) = loss_by_leverage(made(loss=values)).axes
-    assert axes.get_title(loc="left").endswith("200 rows; 200 more are 0 or nearly")
-    assert axes.get_xlim()[0] > 1e-3
     assert picture.axis_from(np.append(np.geomspace(1e-6, 1e-4, 99), 5.0)) == 1e-6  # one record far above is no gap
     assert picture.axis_from(np.zeros(4)) == np.inf
-
-
-def test_points_and_the_most_exposed_of_them():
-    table = made()
-    (axes,) = loss_by_leverage(table, top=7).axes
-    everyone, marked = (np.asarray(points.get_offsets()).tolist() for points in axes.collections)
-    assert everyone == [[table["loss"][row], table["leverage"][row]] for row in range(400)]
-    highest = sorted(range(400), key=lambda row: -table["newton"][row])[:7]
-    assert marked == [[table["loss"][row], table["leverage"][row]] for row in highest]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert axes.get_title(loc="left") == "Loss and leverage: 400 rows"
-    assert legend_of(axes) == ["a row", "7 most exposed by newton"]
-    assert axes.get_xlabel().startswith("loss")
-    assert axes.get_ylabel().startswith("leverage")
-
-
-def test_the_cap_is_stated_and_the_marked_are_drawn_all_the_same(monkeypatch):
-    monkeypatch.setattr(picture, "MOST_POINTS", 50)
-    table = made()
-    (axes,) = loss_by_leverage(table).axes
-    everyone, marked = (np.asarray(points.get_offsets()) for points in axes.collections)
-    assert len(np.unique(everyone, axis=0)) == 50
-    assert {tuple(p) for p in everyone.tolist()} <= set(zip(table["loss"], table["leverage"], strict=True))
-    assert marked[:, 0].tolist() == table["loss"][np.argsort(-table["newton"])[:20]].tolist()
-    assert axes.get_title(loc="left") == "Loss and leverage: 50 of 400 rows, chosen at random"
-
-
-def test_zeros_have_no_place_and_are_counted():
-    loss, leverage, newton = (made()[name].copy() for name in ("loss", "leverage", "newton"))
-    loss[:3], leverage[2:6], newton[0] = 0.0, 0.0, 1e9
-    (axes,) = loss_by_leverage(made(loss=loss, leverage=leverage, newton=newton), top=5).axes
-    everyone, marked = axes.collections
-    np.testing.assert_array_equal(everyone.get_offsets(), np.c_[loss, leverage][6:])
-    assert len(marked.get_offsets()) == 4
-    assert legend_of(axes)[1] == "4 of the 5 most exposed by newton"
-    assert axes.get_title(loc="left") == "Loss and leverage: 394 rows; 6 more are 0 or nearly"
-    assert figure_bytes(axes.figure).startswith(b"\x89PNG")
-
-
-def classed(classes, scores) -> ScoreTable:
-    return ScoreTable({"newton": scores}, np.arange(len(scores)), {}, {"class": np.asarray(classes)})
-
-
-def drawn_classes(axes) -> dict[str, float]:
-    """Each class's label and its ratio, from the top down."""
-    (points,) = [line for line in axes.get_lines() if line.get_marker() == "o"]
-    labels = [text.get_text() for text in axes.get_yticklabels()]
-    assert list(points.get_ydata()) == list(range(len(labels)))
-    return dict(reversed(list(zip(labels, points.get_xdata(), strict=True))))
-
-
-def test_shares_counted_by_hand():
-    # 10 of 100 rows are the top: 6 of class b (20 rows), 3 of a (50), 1 of c (30)
-    classes = np.repeat(["a", "b", "c"], [50, 20, 30])
-    scores = np.zeros(100)
-    scores[[0, 1, 2, 50, 51, 52, 53, 54, 55, 70]] = np.arange(1, 11)
-    (axes,) = by_class(classed(classes, scores), share=0.1).axes
-    assert drawn_classes(axes) == pytest.approx({"b": 0.6 / 0.2, "a": 0.3 / 0.5, "c": 0.1 / 0.3})
-    assert list(drawn_classes(axes)) == ["b", "a", "c"]
-    assert [text.get_text() for text in axes.texts] == [
-        "10 % of the top, 30 % of all",
-        "30 % of the top, 50 % of all",
-        "60 % of the top, 20 % of all",
-    ]
-    assert list(line(axes, "even spread").get_xdata()) == [1, 1]
-    assert axes.get_title(loc="left") == "Classes of the top 10 % by newton (10 of 100 rows)"
-
-
-def test_the_band_is_what_drawing_rows_at_random_would_give():
-    table = made()
-    (axes,) = by_class(table, share=0.1).axes
-    (band,) = axes.collections
-    sizes = Counter(table["class"].tolist())
-    labels = [text.get_text() for text in axes.get_yticklabels()]
-    for label, segment in zip(labels, band.get_segments(), strict=True):
-        size = sizes[int(label)]
-        chances = [comb(size, k) * comb(400 - size, 40 - k) / comb(400, 40) for k in range(41)]
-        below = np.cumsum(chances)
-        even = 40 * size / 400
-        expected = [int((below < 0.025).sum()) / even, int((below < 0.975).sum()) / even]
-        assert segment[:, 0].tolist() == pytest.approx(expected)
-
-
-def test_small_classes_are_pooled():
-    classes = np.repeat([0, 1, 2, 3], [10, 9, 1, 80])
-    scores = np.zeros(100)
-    scores[[10, 19, 20, 21]] = 1  # one of class 1, one of class 2, two of class 3
-    (axes,) = by_class(classed(classes, scores), share=0.04).axes
-    assert drawn_classes(axes) == pytest.approx({"others together": 0.5 / 0.1, "3": 0.5 / 0.8, "0": 0.0})
-
-
-def test_of_many_classes_those_farthest_from_even_have_a_line():
-    classes = np.repeat(np.arange(30), 100)
-    scores = np.zeros(3000)
-    for place in range(5):
-        scores[100 * place : 100 * place + 10 * (place + 2)] = 1  # 20, 30, … 60 rows of the first five classes
-    for place in range(5, 30):
-        scores[100 * place : 100 * place + 6] = 0.5  # and 6 of every other
-    (axes,) = by_class(classed(classes, scores), share=0.1).axes
-    ratios = drawn_classes(axes)
-    assert len(ratios) == 20
-    assert axes.get_title(loc="left").endswith("(300 of 3,000 rows), 20 of 30")
-    assert [ratios[str(place)] for place in range(5)] == pytest.approx([2, 3, 4, 5, 6])
-    top, own = np.argsort(-scores, kind="stable")[:300], {int(label) for label in ratios}
-    rest = [kind for kind in range(30) if kind not in own]
-    departures = {kind: abs((classes[top] == kind).sum() - 10) for kind in range(30)}
-    assert max(departures[kind] for kind in rest) <= min(departures[kind] for kind in own)
-
-
-def test_names_of_classes_are_no_formulas_and_have_one_line():
-    names = np.repeat(["$\\frac$ a $", "b\n\u202ec", "d" * 99], 20)
-    (axes,) = by_class(classed(names, np.arange(60.0)), share=0.5).axes
-    assert list(drawn_classes(axes)) == ["d" * 23 + "…", r"b\u000a\u202ec", r"\$\frac\$ a \$"]
-    assert figure_bytes(axes.figure).startswith(b"\x89PNG")
 
 
 def learned(rows: int = 7, epochs: int = 3) -> ScoreTable:
@@ -250,8 +121,6 @@ def test_the_losses_of_the_most_exposed_lie_over_the_band_of_all():
 
 ONES = np.ones(200)
 BARE = ScoreTable({"newton": [1.0, 2.0]}, [0, 1])
-NOBODY = ScoreTable({"loss": [], "leverage": []}, np.arange(0), {}, {"class": np.arange(0)})
-ZEROS = ScoreTable({"loss": [0.0, 1.0], "leverage": [1.0, 0.0]}, [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -270,24 +139,7 @@ ZEROS = ScoreTable({"loss": [0.0, 1.0], "leverage": [1.0, 0.0]}, [0, 1])
         (lambda: roc_curves([]), "attacks: expected at least one, got none"),
         (lambda: roc_curves([made_attack(), dataclasses.replace(made_attack())]), "attacks: expected a different name"),
         (lambda: save_figure(recall_curves({"a": ONES}, ONES), "x.gif"), "kind: expected a known name, got 'gif'"),
-        (lambda: loss_by_leverage(NOBODY), "table: expected at least one row, got none; audit some records"),
-        (lambda: by_class(NOBODY), "table: expected at least one row, got none"),
-        (lambda: loss_by_leverage(BARE), "table: expected the score loss, got newton; audit with the score loss"),
-        (
-            lambda: loss_by_leverage(ScoreTable({"loss": [1.0]}, [0])),
-            "table: expected the score leverage, got loss; audit a model with a linear head",
-        ),
-        (lambda: loss_by_leverage(ZEROS), "table: expected a positive loss and leverage in some row, got none; draw"),
-        (lambda: loss_by_leverage(made(), top=0), "top: expected a finite number of at least 1, got 0"),
-        (lambda: by_class(BARE), "table: expected a class of every row, got none; audit a classifier by record"),
-        (lambda: by_class(made(), share=1e-4), "share: expected a share that keeps 1 to 400 rows, got 0.0001"),
-        (
-            lambda: by_class(made(), share=np.nan),
-            "share: expected a finite number of at least 0, got nan; such as 0.05",
-        ),
-        (lambda: by_class(made(), share=1.5), "share: expected a share that keeps 1 to 400 rows, got 1.5"),
         (lambda: when_learned(BARE), "table: expected an audit with a trace of the training, got none; pass trace= to"),
-        (lambda: by_class(made(), axes=[]), "axes: expected one matplotlib Axes, got list"),
     ],
 )
 def test_refused_in_one_line(call, words):

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from giveaway import figures
-from giveaway.figures import gap_map, lood_map, query_pictures
-from giveaway.reporting.figures import tradeoff_curves
+from giveaway.figures import gap_map, lood_map, tradeoff_curves
+from giveaway.reporting import figures as drawing
 from giveaway.reporting.picture import (
     COLOURS,
     blank,
@@ -159,7 +158,7 @@ def test_every_row_is_a_point_and_the_most_exposed_by_divergence_are_named(n):
 
 
 def test_of_too_many_rows_a_sample_is_drawn_and_the_top_is_marked_all_the_same(monkeypatch):
-    monkeypatch.setattr(figures, "MOST_POINTS", 20)
+    monkeypatch.setattr(drawing, "MOST_POINTS", 20)
     kl, mean = values(500)
     figure = lood_map(kl, mean)
     everyone, marked = sets(figure)
@@ -183,35 +182,9 @@ def test_zeros_have_no_place_on_a_logarithmic_axis():
     assert figure_bytes(nothing).startswith(PNG)
 
 
-def image_in(place) -> np.ndarray:
-    (image,) = [child for child in place.get_children() if isinstance(child, AxesImage)]
-    assert image.get_clim() == (0, 1)
-    return np.asarray(image.get_array())
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_records_stand_above_their_queries(channels):
-    rng = np.random.default_rng(0)
-    records, queries = rng.random((3, channels, 4, 5)), rng.random((3, channels, 4, 5))
-    figure = query_pictures(records, queries, np.array([7, 2, 11]), "mean")
-    above, below = np.array(figure.axes[0].child_axes, dtype=object).reshape(2, 3)
-    for column in range(3):
-        for place, images in ((above, records), (below, queries)):
-            picture = images[column].transpose(1, 2, 0)
-            np.testing.assert_array_equal(
-                image_in(place[column]), picture[..., :3] if channels > 2 else picture[..., 0]
-            )
-    assert [place.get_title() for place in above] == ["row 7", "row 2", "row 11"]
-    assert (above[0].get_ylabel(), below[0].get_ylabel()) == ("record", "query")
-    assert 'alt="Records and the queries with the largest mean distance"' in figure._repr_html_()
-    assert figure_bytes(figure).startswith(PNG)
-
-
 DRAWN = {
     "recall": lambda **axes: figures.recall_curves(made().scores, made()["newton"], top=0.1, **axes),
     "roc": lambda **axes: figures.roc_curves([made_attack()], **axes),
-    "leverage": lambda **axes: figures.loss_by_leverage(made(), **axes),
-    "classes": lambda **axes: figures.by_class(made(), **axes),
     "tradeoff": lambda **axes: tradeoff_curves({"a": fixed_design.tradeoff(0.3)}, **axes),
     "gap": lambda **axes: gap_map(50.0, **axes),
     "lood": lambda **axes: lood_map(*values(), **axes),
@@ -244,7 +217,7 @@ def test_drawn_into_the_caller_s_axes(name, inside):
 
 @pytest.mark.parametrize(
     ("name", "suffix", "start"),
-    [("recall", "png", PNG), ("recall", "pdf", b"%PDF"), ("classes", "svg", b"<?xml"), ("lood", "png", PNG)],
+    [("recall", "png", PNG), ("recall", "pdf", b"%PDF"), ("gap", "svg", b"<?xml"), ("lood", "png", PNG)],
 )
 def test_pictures_are_the_same_bytes_each_time(tmp_path, name, suffix, start):
     for place in ("a", "b"):

@@ -167,10 +167,7 @@ def test_notes_on_the_view():
 
 def test_notes_on_every_view():
     weights = {"left_out": 0.2, "head": 0.05, "relatives": 0.0, "out_of_bag": 1.0, "trace": 0.64}
-    parts = {"mirror": {"new": 0.9, "natural": 0.5, "weight": 0.45}, "shift": {"new": 0.0, "natural": 1, "weight": 0.0}}
-    fusion = FusionReport(
-        weights=weights, held_out_error=0.1234, trace_share_of_its_own=0.8, relatives=parts, without_out_of_bag=3
-    )
+    fusion = FusionReport(weights=weights, held_out_error=0.1234, trace_share_of_its_own=0.8, without_out_of_bag=3)
     trace = TraceReport(epochs=12, proof="targets and losses", never_seen=4, band=[], rows=[], losses=[])
     meta = Meta(fusion=fusion, trace=trace, loss="cross_entropy")
     table = ScoreTable({"fused": np.arange(20.0)}, np.arange(20), meta)
@@ -180,9 +177,6 @@ def test_notes_on_every_view():
         "The losses of training are those of 12 epochs, matched to these records by targets and losses. The share of "
         "them that the finished model's loss does not repeat is 0.8. Records that never came up: 4; they stand in the "
         "middle of that view.",
-        "What the variants of each record count among relatives: mirror 0.45 = 0.9 new to the model × 0.5 natural, "
-        "shift 0 = 0 new to the model × 1 natural. One that training used is not new, and one that the model knows "
-        "worse than records it never saw is not natural.",
         "Records held out have a mean squared error of 0.12: with them, what the model generalizes is not taken for "
         "memory.",
         "Every tree saw 3 of the records: trees say nothing of them.",

@@ -11,7 +11,7 @@ from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
 from giveaway import Head, from_sklearn
 from giveaway.scores.fusion import normal_scores
-from giveaway.views.witnesses import BagsView
+from giveaway.views.all_views import BagsView
 from tests.conftest import KINDS, made_arrays
 
 SILENT = [2, 3, 50]

@@ -8,7 +8,7 @@ import torch
 
 import giveaway as ga
 from giveaway.extract.language_models import from_causal_lm
-from giveaway.views.continuation import continues, longest_runs
+from giveaway.views.tokens import continues, longest_runs
 from tests.conftest import refused
 from tests.scores.test_texts import texts_of
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.records.texts import Texts
-from giveaway.views import ngrams
-from giveaway.views.ngrams import predicted_by_others
+from giveaway.views import tokens
+from giveaway.views.tokens import predicted_by_others
 
 
 def texts_of(documents, vocabulary=4, base=None):
@@ -50,7 +50,7 @@ def test_chances_come_from_the_other_texts_alone(documents):
         return np.ones(chances.shape[1])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngrams, "_mixture", kept)
+        patch.setattr(tokens, "_mixture", kept)
         told = predicted_by_others(texts_of(documents))
     shares = shares_by_loops(documents)
     np.testing.assert_allclose(seen["chances"][1:].T, shares[:, :, 1], rtol=1e-12)
@@ -61,7 +61,7 @@ def test_chances_come_from_the_other_texts_alone(documents):
 def test_the_weights_maximize_the_likelihood_of_left_out_texts():
     rng = np.random.default_rng(0)
     chances, kind = rng.random((3, 400)) * [[0.2], [1.0], [0.6]], np.repeat([0, 1], 200)
-    total = np.log(ngrams._mixture(chances, kind)).reshape(2, 200).sum(1)
+    total = np.log(tokens._mixture(chances, kind)).reshape(2, 200).sum(1)
     grid = np.linspace(0, 1, 201)
     first, second = (axis.ravel() for axis in np.meshgrid(grid, grid))
     inside = first + second <= 1

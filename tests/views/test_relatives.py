@@ -13,8 +13,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from giveaway import Head, audit
+from giveaway.views.all_views import RelativesView
 from giveaway.views.model import said_of
-from giveaway.views.witnesses import RelativesView
 from tests.conftest import KINDS, made_arrays, made_head
 from tests.oracles import kind_of, losses, target_matrix
 

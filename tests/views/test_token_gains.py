@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from giveaway.views.ngrams import OtherTexts, predicted_by_others
-from giveaway.views.token_gains import WINDOW, own_terms
+from giveaway.views.tokens import WINDOW, OtherTexts, own_terms, predicted_by_others
 from tests.scores.test_texts import texts_of
 
 WORDS = ["", " the", " cat", " sat", "Kow", "alski", " 12", "-", "<b>"]

@@ -15,9 +15,7 @@ from giveaway.records.texts import Texts
 from giveaway.scores import texts as of_texts
 from giveaway.scores.catalogue import relative_error
 from giveaway.scores.texts import TextViews
-from giveaway.views.continuation import continuation
-from giveaway.views.ngrams import predicted_by_others
-from giveaway.views.token_gains import own_terms
+from giveaway.views.tokens import continuation, own_terms, predicted_by_others
 from giveaway.views.trace import TraceView
 
 Score = Callable[[TextViews], np.ndarray]

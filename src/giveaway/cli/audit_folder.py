@@ -15,12 +15,11 @@ from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.plan import plan
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
-from giveaway.checks import check_choice, fail
+from giveaway.checks import fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
 from giveaway.curvature.choice import Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
-from giveaway.findings.extras import MAPS
 from giveaway.findings.gate import FILE as VERDICT
 from giveaway.findings.gate import Rules, Verdict, judge, read_rules
 from giveaway.linalg.processes import ALONE, Processes, processes_from_environment
@@ -200,7 +199,6 @@ def audit_into(
     the first holds and writes the folder. `resume` goes on with what a killed run left there.
     """
     check_access(config.get("access", "probabilities"), head.loss)
-    check_choice("map", config.get("map", "auto"), MAPS)
     trace = arguments.get("trace")
     if "pseudonymize" in config:
         key = read_key(config["pseudonymize"], place.path)
@@ -245,8 +243,7 @@ def audit_into(
         show = bool(config.get("show_records"))
         told: Options = {"access": config.get("access"), "title": config.get("title"), "show_records": show}
         tables = {name: described(table, head, origin, subgroups, **told) for name, table in tables.items()}
-        shown: Options = {"method": config.get("map", "auto"), "show_records": show}
-        write_audit(place, tables, head, pages={"config.toml": to_toml(config)}, **shown)
+        write_audit(place, tables, head, pages={"config.toml": to_toml(config)}, show_records=show)
         checkpoint.finish()
     except BaseException:
         if checkpoint is not None:

@@ -22,7 +22,7 @@ from giveaway.checks import as_tensor, check_choice, check_finite, check_number,
 from giveaway.cli.audit_folder import RANKING_ONLY, ROWS_OF_PEOPLE
 from giveaway.cli.source import device_named, names_in, to_toml, whole_numbers
 from giveaway.extract.user_files import inputs_from, read_npz_keys
-from giveaway.figures import lood_map, query_pictures
+from giveaway.figures import lood_map
 from giveaway.gp.attack import record_attack
 from giveaway.gp.distinguishability import Process, RemovedRecords, divergence, divergence_at, lood_table, remove
 from giveaway.gp.nngp import KernelChoice
@@ -147,9 +147,6 @@ def study(
     numbers, optimal, stream = rows.cpu().numpy(), best.queries[:, 0].cpu().numpy(), io.BytesIO()
     np.savez(stream, row=numbers, queries=optimal)
     pages["optimized.npz"] = stream.getvalue()
-    if optimal.ndim == 4:
-        images = posterior.inputs[numbers].cpu().numpy()
-        pages["optimized.png"] = figure_bytes(query_pictures(images, optimal, numbers, optimize))
     return pages
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from giveaway.cli.options import AS_JSON, DATA, ESTIMATOR, SEED, TRAIN, WORKERS
-from giveaway.text import human_seconds, parts_of, say
+from giveaway.text import parts_of, say
 
 
 @click.command()
@@ -34,11 +34,8 @@ from giveaway.text import human_seconds, parts_of, say
 @click.option("--device", help="Where they train, such as cuda; your function gets it if it takes device.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of training and of the records held out.")
 @click.option("--allow-pickle", is_flag=True, default=None, help="Trust a pickled --estimator: it can run any code.")
-@click.option("--dry-run", is_flag=True, help="Train only the first model and say what all would take.")
 @AS_JSON
-def mitigate(
-    folder: str, tried: tuple[str, ...], models: int, seed: int, dry_run: bool, as_json: bool, **flags: Any
-) -> None:
+def mitigate(folder: str, tried: tuple[str, ...], models: int, seed: int, as_json: bool, **flags: Any) -> None:
     """Try remedies on the model of an audit FOLDER.
 
     The model is trained again with a stronger penalty, stopped early, with smaller trees, without the most exposed
@@ -58,15 +55,7 @@ def mitigate(
     training, _ = training_named(named, table, lambda words: say(words, err=True))
     values = dict(map(_values, tried))
     trials = Trials(training, table, place.path / REMEDIES, tried=values, models=models, seed=seed)
-    if dry_run:
-        seconds, missing = trials.price()
-        ahead = human_seconds(seconds * missing / max(1, training.workers))
-        remedies = ", ".join(trial.remedy.label for trial in trials.trials)
-        told = {"seconds": seconds * missing, "missing": missing, "remedies": remedies, "not_tried": trials.missing}
-        lines = [f"About {ahead} for {missing} models: the first took {human_seconds(seconds)} and is kept."]
-        lines += [f"To try: {remedies}.", *_not_tried(trials.missing)]
-        say(json.dumps(told) if as_json else "\n".join(lines))
-        return
+    say(f"To try: {', '.join(trial.remedy.label for trial in trials.trials)}.", err=True)
     with parts_of(enabled=True, work="remedies", unit="model") as on_model:
         found = replace(trials.run(on_model), people=(place.path / "people.npz").is_file())
     pages = mitigation_pages(found)
@@ -80,7 +69,8 @@ def mitigate(
         on_all, on_top = outcome.attack.on_all, outcome.attack.on_most_exposed
         told_of = f"{outcome.accuracy.value:{width}.3f}  {on_all.value:13.3f}  {on_top.value:.3f}"
         say(f"{outcome.remedy.label:32}  {told_of} ({on_top.low:.3f} to {on_top.high:.3f})")
-    say("\n".join(["", *found.statements(), *_not_tried(found.missing)]))
+    not_tried = (f"Not tried: {name}: {why}." for name, why in found.missing.items())
+    say("\n".join(["", *found.statements(), *not_tried]))
     say(f"Open {place.path / 'mitigation.html'}; the picture is mitigation.png. They name no record.")
 
 
@@ -99,7 +89,3 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _not_tried(missing: Any) -> list[str]:
-    return [f"Not tried: {name}: {why}." for name, why in missing.items()]

@@ -46,5 +46,4 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "depth_method": (str, "For --depth: sketch, or exact (solves for every record)."),
     "depth_curvature": (str, "With depth_method=exact: ggn or hessian."),
     "depth_probes": (int, "How many probes the sketch of a depth takes, 64 by default."),
-    "map": (str, "Map of features in the report: auto, pca, tsne or none."),
 }

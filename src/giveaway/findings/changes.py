@@ -1,15 +1,13 @@
 """Compare audits: which rows rank higher in a later one, and which changes are more than the noise of retraining."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import digamma, ndtri, polygamma
-from scipy.stats import nbinom, norm, rankdata
+from scipy.stats import norm, rankdata
 from scipy.stats import t as student
 
 from giveaway.checks import fail
@@ -21,10 +19,6 @@ TOPS = (0.01, 0.05)
 LEAST_RETRAINS = 3
 FALSE_DISCOVERY = 0.05
 MOST_FREEDOM = 1e4  # degrees of freedom; beyond them a t distribution is a normal one
-LEVEL = 0.95  # of the bound above which a share has changed by more than the noise of retraining
-EXPOSED = 0.7  # a row counts for a change above this predicted success; the measured count uses the same
-TOP = 0.2  # a row counts for a change if its loo_gap is above what this share of the baseline's rows exceeds
-SIMILAR = 0.05  # the number of rows of a baseline may differ by this share
 STATEMENT = (
     "These are ranks, not amounts: a row also rises because others fall, and neither audit says how exposed it is. Two "
     "models of one recipe share only about a third of their top 1 % on CIFAR-10."
@@ -47,7 +41,6 @@ class Changes:
     ranked_by: str
     spearman: float
     in_common: dict[float, float | None]  # share of the top rows in common, by the size of the top; None: no row
-    predicted: tuple[float, float] | None
     retrains: int
 
     @property
@@ -73,15 +66,13 @@ class Changes:
     def to_json(self, top: int = 10) -> dict[str, Any]:
         """Return counts and row numbers; no ids."""
         (before, after), both = self.sizes, len(self.table)
-        rows = {"before": before, "after": after, "in_both": both}
-        predicted, noise, rose = None, None, self.rose_most(top)
-        if self.predicted is not None:
-            predicted = dict(zip(("before", "after"), np.round(self.predicted, 6).tolist(), strict=True))
+        noise, rose = None, self.rose_most(top)
         names = ("row_before", "row_after", "percentile_before", "percentile_after")
         told = {name: self.table[name][rose].round(6).tolist() for name in names} | {"beyond_noise": [None] * len(rose)}
         if self.beyond is not None:
             noise = {"retrains": self.retrains, "false_discovery_rate": FALSE_DISCOVERY}
             noise["rows_beyond"], told["beyond_noise"] = int(self.beyond.sum()), self.beyond[rose].tolist()
+        rows = {"before": before, "after": after, "in_both": both}
         return {
             "schema": "giveaway.changes/1",
             "unit": self.unit,
@@ -89,7 +80,6 @@ class Changes:
             "rows": {**rows, "only_before": before - both, "only_after": after - both},
             "spearman": round(self.spearman, 6),
             "top_in_common": {f"{share:g}": value for share, value in self.in_common.items()},
-            "mean_predicted_success": predicted,
             "noise": noise,
             "rose_most": [dict(zip(told, row, strict=True)) for row in zip(*told.values(), strict=True)],
             "statement": self.statement(),
@@ -105,9 +95,6 @@ class Changes:
             f"after), ranked by {self.ranked_by}.",
             f"Rank correlation {self.spearman:.2f}" + "".join(f"; {words} in common" for words in common) + ".",
         ]
-        if self.predicted is not None:
-            means = "{:.3f} before, {:.3f} after".format(*self.predicted)
-            lines.append(f"Mean predicted success: {means} (an estimate, not measured).")
         if found["rose_most"]:
             lines += ["", "| row before | row after | percentile before | after | beyond noise |", "|---" * 5 + "|"]
         words = {None: "not known", True: "yes", False: "no"}
@@ -147,10 +134,6 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
     scores = {"percentile_before": was, "percentile_after": now, "rise": now - was}
     attributes = {"row_before": rows_before, "row_after": rows_after}
     attributes |= {"beyond_noise": _beyond(ids, now, retrains)} if retrains else {}
-    predicted = None
-    have = all("predicted_success" in table.scores for table in (before, after))
-    if have and before.meta.predicted_by == after.meta.predicted_by:
-        predicted = float(before["predicted_success"].mean()), float(after["predicted_success"].mean())
     return Changes(
         table=ScoreTable(scores, ids, attributes=attributes),
         sizes=(len(before), len(after)),
@@ -158,7 +141,6 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
         ranked_by=by,
         spearman=spearman(old, new),
         in_common={share: recall_at(new, old, share, share) if round(len(ids) * share) else None for share in TOPS},
-        predicted=predicted,
         retrains=len(retrains),
     )
 
@@ -195,104 +177,3 @@ def _moderated(variance: np.ndarray, freedom: int) -> tuple[np.ndarray, float]:
     prior = 2 * brentq(lambda half: polygamma(1, half) - excess, 1e-3, MOST_FREEDOM / 2)
     middle = np.exp(logs.mean() + digamma(prior / 2) - np.log(prior / 2))
     return (prior * middle + freedom * variance) / (prior + freedom), prior + freedom
-
-
-# a measured value, the largest one allowed, what both mean in words, and further numbers for gate.json
-Measurement = tuple[float, float, str, dict[str, Any]]
-
-
-def measure_change(place: str, table: ScoreTable, folder: Path, column: str, baseline: Sequence[Path]) -> Measurement:
-    """Measure the share of exposed rows against the bound set by the audits of retrains in the `baseline` folders."""
-    table = _audited(folder, column, table)
-    check_column(place, table, column)
-    tables: list[ScoreTable] = []
-    for number, path in enumerate(baseline, start=1):
-        at, other = f"{place}, baseline {number}", _audited(path, column)
-        check_column(at, other, column)
-        different = _difference(table, other)
-        if different:
-            raise fail(at, "an audit comparable to this one", different, "audit this model and the baseline alike")
-        for earlier, same in enumerate([table, *tables]):  # one model given twice: noise would look smaller than it is
-            if all(np.array_equal(other[name], same[name]) for name in other.columns):
-                got = "the scores of " + (f"baseline {earlier}" if earlier else "this audit")
-                raise fail(at, "a different model", got, "retrain with another seed and audit that")
-        tables.append(other)
-    above = level_of(column, [other[column] for other in tables])
-    value = share_above(table[column], above)
-    shares = np.array([share_above(other[column], above) for other in tables])
-    mean, bound = float(shares.mean()), prediction_bound(shares, len(table))
-    words = (
-        f"{value:.3%} of {len(table)} {table.meta.rows_are} with {column} above {above:.3g}, {mean:.3%} on average in "
-        f"{len(tables)} retrains, allowed {bound:.3%} (their {LEVEL:.0%} prediction bound; estimated, not measured)"
-    )
-    details = {"of": column, "above": above, "baseline_mean": mean, "baselines": len(tables), "level": LEVEL}
-    return value, bound, words, details
-
-
-def level_of(column: str, baseline: Sequence[np.ndarray]) -> float:
-    """Return the value above which a row counts as exposed for a change."""
-    return EXPOSED if column == "predicted_success" else float(np.quantile(np.concatenate(baseline), 1 - TOP))
-
-
-def share_above(values: np.ndarray, level: float) -> float:
-    """Return the share of the rows above a level."""
-    return float((values > level).mean())
-
-
-def prediction_bound(shares: np.ndarray, rows: int) -> float:
-    """Return what the share of one more retrain stays below with probability LEVEL (docs/derivations.md)."""
-    k, mean = len(shares), float(shares.mean())
-    noise = student.ppf(LEVEL, k - 1) * shares.std(ddof=1) * np.sqrt(1 + 1 / k)
-    counted = k * mean * rows
-    least = nbinom.ppf(LEVEL, counted + 0.5, k / (k + 1)) / rows
-    return float(min(1.0, max(mean + noise, least)))
-
-
-def _audited(folder: Path, column: str, records: ScoreTable | None = None) -> ScoreTable:
-    """Load the people of an audit if it has any and the column is theirs, otherwise its records."""
-    if column != "predicted_success" and (folder / "people.npz").is_file():
-        return ScoreTable.load(folder, "people")
-    return ScoreTable.load(folder, "scores") if records is None else records
-
-
-def check_column(place: str, table: ScoreTable, column: str) -> None:
-    """Refuse an audit without the column, or with a prediction that a gate cannot use."""
-    if column not in table.scores:
-        got, remedy = "none", f"audit again with it: giveaway audit --scores default,{column}"
-        if column.startswith("predicted_") and table.meta.no_prediction:
-            got = "a model held back by noise or early stopping, for which there is none"
-            remedy = "use measured_count, and giveaway validate"
-        elif table.meta.of_model and table.meta.optimum is None:
-            got, remedy = "a black box, for which there is none", "use measured_count, and giveaway validate"
-        raise fail(place, f"an audit with the column {column}", got, remedy)
-    exact = table.meta.view is not None and bool(table.meta.view.head_is_exact)
-    if column == "predicted_success" and table.meta.predicted_by != "both views" and not exact:
-        expected = "predicted success from both views, or from a head whose features are known not to be learned"
-        remedy = "audit with inputs and classes: the head's theory alone is far too low for networks and hides exposure"
-        raise fail(place, expected, f"{table.meta.predicted_by}", remedy)
-
-
-def _difference(table: ScoreTable, other: ScoreTable) -> str:
-    """Say what makes two audits not comparable; an empty string if nothing does."""
-    if abs(len(other) - len(table)) > SIMILAR * len(table):
-        return f"{len(other)} rows beside {len(table)}"
-    ours, theirs = _described(table), _described(other)
-    for name in ours:
-        if ours[name] != theirs[name] and not (name == "giveaway" and None in (ours[name], theirs[name])):
-            return f"{name} {theirs[name]} beside {ours[name]}"
-    l2, their_l2 = table.meta.l2 or 0.0, other.meta.l2 or 0.0
-    # a summed loss: the same weight decay is a larger l2 on more rows
-    alike = math.isclose(l2, their_l2) or math.isclose(l2 / len(table), their_l2 / len(other))
-    return "" if alike else f"l2 {their_l2:g} beside {l2:g}"
-
-
-def _described(table: ScoreTable) -> dict[str, Any]:
-    meta = table.meta
-    return {
-        **{name: getattr(meta, name) for name in ("unit", "loss", "outputs", "predicted_by")},
-        **{name: getattr(meta.options, name, None) for name in ("converged", "refit")},
-        "scores": sorted(table.columns),
-        "view": None if meta.view is None else meta.view.kind,
-        "frozen": bool(meta.frozen),
-        "giveaway": None if meta.provenance is None else meta.provenance.versions.get("giveaway"),
-    }

@@ -3,7 +3,6 @@
 These are a map of the features, candidates for canaries, and, if asked for, the records themselves as pictures or text.
 """
 
-import importlib
 import io
 import json
 from base64 import b64encode
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from sklearn.decomposition import PCA
 
-from giveaway.checks import InputError, check_choice, fail
+from giveaway.checks import InputError
 from giveaway.findings.canaries import Candidates, candidates, row_of_record, standardized_means
 from giveaway.records import Head, ScoreTable
 from giveaway.records.examples import CHANNELS
@@ -29,15 +28,11 @@ from giveaway.storage.files import parse_json
 from giveaway.text import shown_cell, shown_text
 
 FILE = "look.npz"
-MAPS = ("auto", "pca", "tsne", "none")
 SHOWN_RECORDS = 100
-MOST_PLACES = 2_000  # on the map: t-SNE takes 18 s for them on one core, and a minute for 5,000
+MOST_PLACES = 2_000  # on the map
 PARTS = ("map", "canaries")
 
 EXPOSED = 500  # of the most exposed rows always have a place on the map
-TSNE_FROM = 50  # rows: with fewer a neighbourhood is most of the map
-PERPLEXITY = 30
-DIRECTIONS = 50  # principal directions in which t-SNE measures distances
 
 MOST_LETTERS = 400
 MOST_COLUMNS = 24
@@ -49,12 +44,12 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, eq=False)
 class FeatureMap:
-    """The places of some rows of a table. They have no unit; with t-SNE only neighbourhoods mean something."""
+    """The places of some rows of a table, which have no unit."""
 
     rows: np.ndarray  # row numbers, ascending
     places: np.ndarray  # (rows, 2) float32
-    method: str  # "PCA" or "t-SNE"
-    explained: float | None  # share of the variance along the two directions; None for t-SNE, or without variance
+    method: str  # "PCA"; folders of earlier versions may have "t-SNE"
+    explained: float | None  # share of the variance along the two directions; None without variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +104,8 @@ class ReportExtras:
 KINDS: dict[str, Any] = {"feature_map": FeatureMap, "candidates": Candidates, "contents": Contents}
 
 
-def make_extras(
-    head: Head | Texts, table: ScoreTable, *, method: str = "auto", show_records: bool = False
-) -> ReportExtras:
-    """Make the optional parts of a report, with a map by `method`, and with `show_records` the records themselves."""
-    check_choice("map", method, MAPS)
+def make_extras(head: Head | Texts, table: ScoreTable, *, show_records: bool = False) -> ReportExtras:
+    """Make the optional parts of a report, with `show_records` the records themselves among them."""
     missing: dict[str, str] = {}
 
     def attempt(name: str, make: Callable[[], Made]) -> Made | None:
@@ -131,10 +123,8 @@ def make_extras(
         missing["map"] = "texts are not mapped"
     elif not head.linear:
         missing["map"] = "a black box has no features to map"
-    elif method == "none":
-        missing["map"] = "it was not asked for (--config map=none)"
     else:
-        mapped = attempt("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
+        mapped = attempt("map", lambda: feature_map(head, table))
     if show_records and table.meta.by_person:
         missing["contents"] = "records are shown only if records are ranked: --config by=record"
     elif show_records and inputs is not None:
@@ -143,56 +133,26 @@ def make_extras(
     return ReportExtras(mapped, held, contents, missing)
 
 
-def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: int = 5_000, seed: int = 0) -> FeatureMap:
-    """Map the standardized features of the most exposed rows, and others by `seed`, to two dimensions: by t-SNE where
-    openTSNE is installed and there are 50 rows, else by PCA. A person is placed at the mean of their records."""
-    row_of = row_of_record(head, table)
-    tsne = None
-    try:
-        if method != "pca":
-            tsne = importlib.import_module("openTSNE").TSNE
-    except ImportError as error:
-        if method == "tsne":
-            remedy = "pip install openTSNE, or use method='pca'"
-            raise fail("method", "openTSNE installed for 'tsne'", "none", remedy) from error
-    rows = chosen_rows(table, most, seed)
+def feature_map(head: Head, table: ScoreTable, *, most: int = MOST_PLACES) -> FeatureMap:
+    """Map the standardized features of the most exposed rows, and of others, to two dimensions by PCA, the largest
+    entry of each direction positive. A person is placed at the mean of their records."""
+    row_of, rows = row_of_record(head, table), chosen_rows(table, most)
     x = standardized_means(head.features, row_of, rows)
-    axes, explained = _principal(x, DIRECTIONS if tsne is not None else 2)
-    flat = np.zeros((len(rows), 2))
-    flat[:, : axes.shape[1]] = axes[:, :2]
-    if tsne is None or len(rows) < TSNE_FROM or explained is None:
-        return FeatureMap(rows, flat.astype(np.float32), "PCA", explained)
-    # t-SNE starts from the PCA map, made small, with noise: equal rows at one place could never part
-    start = flat + 0.01 * flat[:, 0].std() * np.random.default_rng(seed).normal(size=flat.shape)
-    placed = tsne(
-        perplexity=min(PERPLEXITY, (len(rows) - 1) / 3),
-        initialization=start * (1e-4 / start[:, 0].std()),
-        neighbors="exact",
-        negative_gradient_method="bh",
-        random_state=seed,
-        n_jobs=1,
-    ).fit(axes)
-    return FeatureMap(rows, np.asarray(placed, dtype=np.float32), "t-SNE", None)
+    x = x - x[0]  # any row: constant columns become exact zeros
+    places, explained, size = np.zeros((len(rows), 2)), None, np.abs(x).max(initial=0.0)
+    if size > 0:
+        found = PCA(min(2, *x.shape), svd_solver="full")
+        axes = found.fit_transform(x / size)
+        places[:, : axes.shape[1]] = axes * np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])
+        explained = min(1.0, float(found.explained_variance_ratio_.sum()))
+    return FeatureMap(rows, places.astype(np.float32), "PCA", explained)
 
 
-def chosen_rows(table: ScoreTable, most: int, seed: int) -> np.ndarray:
+def chosen_rows(table: ScoreTable, most: int) -> np.ndarray:
     """Return the row numbers of the most exposed and of others at random, `most` in all, ascending."""
     exposed, others = np.split(table.order(), [min(EXPOSED, most)])
-    picked = np.random.default_rng(seed).choice(others, size=min(most - len(exposed), len(others)), replace=False)
+    picked = np.random.default_rng(0).choice(others, size=min(most - len(exposed), len(others)), replace=False)
     return np.sort(np.concatenate([exposed, picked]))
-
-
-def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float | None]:
-    """Return up to `count` principal coordinates of the rows of x, the largest entry of each positive, and the share of
-    the variance in the first two."""
-    x = x - x[0]  # any row: constant columns become exact zeros
-    size = np.abs(x).max(initial=0.0)
-    if size == 0.0:
-        return np.zeros((len(x), 0)), None
-    found = PCA(min(count, *x.shape), svd_solver="full")
-    axes = found.fit_transform(x / size)
-    signs = np.where(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])] < 0, -1.0, 1.0)
-    return axes * signs, min(1.0, float(found.explained_variance_ratio_[:2].sum()))
 
 
 def contents_of(inputs: Any, rows: np.ndarray) -> Contents:

@@ -1,8 +1,8 @@
 """Judge an audit folder by the rules of a TOML file. Each rule is met, waived or not met, and no record is named.
 
-A rule uses one of four measures that mean the same for every model: the count that `giveaway validate` measured, the
-share of records above a predicted success, the predicted share of exposed records in words, or a change beyond the
-noise of retrains of one recipe. A waiver lets a rule be missed; it names its owner and the last day on which it holds.
+A rule uses one of three measures that mean the same for every model: the count that `giveaway validate` measured, the
+share of records above a predicted success, or the predicted share of exposed records in words. A waiver lets a rule be
+missed; it names its owner and the last day on which it holds.
 """
 
 import datetime
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from giveaway.checks import fail, nearest
-from giveaway.findings.changes import LEAST_RETRAINS, Measurement, check_column, measure_change, share_above
 from giveaway.records import ScoreTable
 from giveaway.records.meta import SHARE_WORDS
 from giveaway.records.score_table import TableFolder
@@ -25,8 +24,11 @@ LONGEST = 200  # characters of a name, an owner or a reason
 LEAST_POWER = 0.5  # of a measured count unless a rule says otherwise: with few models any limit would be met
 NO_COMMON_UNIT = (
     "values of different models have no common unit: the largest newton is .03 on CIFAR-10 and 80 on BloodMNIST, "
-    "although CIFAR-10 gives more away; gate a measured count, predicted success or a change"
+    "although CIFAR-10 gives more away; gate a measured count or predicted success"
 )
+
+# a measured value, the largest one allowed, what both mean in words, and further numbers for gate.json
+Measurement = tuple[float, float, str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,6 @@ class Rule:
     name: str
     measure: str
     limits: Mapping[str, Any]
-    baseline: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,12 @@ class Rules:
         if any(rule.measure == "measured_count" for rule in self.rules):
             got = "a measured count, which an audit alone does not have"
             raise fail("gate", "rules on an audit", got, "run giveaway validate FOLDER --gate with them")
-        needed = [rule.limits.get("of", rule.measure) for rule in self.rules if rule.measure != "predicted_share"]
-        missing = [column for column in dict.fromkeys(needed) if column not in scores]
-        if missing and "default" not in scores:
-            raise fail("gate", f"the column {missing[0]} among the scores", "none", f"add {missing[0]} to --scores")
-        return missing
+        column = "predicted_success"
+        if column in scores or all(rule.measure != column for rule in self.rules):
+            return []
+        if "default" not in scores:
+            raise fail("gate", f"the column {column} among the scores", "none", f"add {column} to --scores")
+        return [column]
 
 
 @dataclass(frozen=True)
@@ -186,12 +188,21 @@ def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> 
 
 
 def _predicted_success(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
-    above, allowed = rule.limits["above"], rule.limits["at_most_share"]
-    check_column(place, table, "predicted_success")
-    value = share_above(table["predicted_success"], above)
+    meta, column, above, allowed = table.meta, "predicted_success", rule.limits["above"], rule.limits["at_most_share"]
+    if column not in table.scores:
+        got, remedy = "none", f"audit again with it: giveaway audit --scores default,{column}"
+        if meta.no_prediction or (meta.of_model and meta.optimum is None):
+            held_back = "a model held back by noise or early stopping" if meta.no_prediction else "a black box"
+            got, remedy = f"{held_back}, for which there is none", "use measured_count, and giveaway validate"
+        raise fail(place, f"an audit with the column {column}", got, remedy)
+    if meta.predicted_by != "both views" and not (meta.view is not None and meta.view.head_is_exact):
+        expected = "predicted success from both views, or from a head whose features are known not to be learned"
+        remedy = "audit with inputs and classes: the head's theory alone is far too low for networks and hides exposure"
+        raise fail(place, expected, f"{meta.predicted_by}", remedy)
+    value = float((table[column] > above).mean())
     measured = f"{value:.3%} of {len(table)} records with a predicted success above {above:g}"
     words = f"{measured}, allowed {allowed:.3%} (predicted, not measured)"
-    return value, allowed, words, {"above": above, "predicted_by": table.meta.predicted_by}
+    return value, allowed, words, {"above": above, "predicted_by": meta.predicted_by}
 
 
 def _predicted_share(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
@@ -209,7 +220,6 @@ MEASURES: Mapping[str, Callable[[str, Rule, ScoreTable, Path], Measurement]] = {
     "measured_count": _measured_count,
     "predicted_success": _predicted_success,
     "predicted_share": _predicted_share,
-    "change": lambda place, rule, table, folder: measure_change(place, table, folder, rule.limits["of"], rule.baseline),
 }
 
 
@@ -225,15 +235,12 @@ KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must 
     "at_most": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
     "at_most_word": (" or ".join(f'"{word}"' for word in SHARE_WORDS[:-1]), lambda value: value in SHARE_WORDS[:-1]),
     "above": ("a success of at least 0.5 and below 1", lambda value: type(value) is float and 0.5 <= value < 1),
-    "of": ('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success")),
-    "baseline": ("a list of audit folders", lambda value: type(value) is list and all(map(_is_line, value))),
     "expires": ("a date such as 2027-03-01, without quotes", lambda value: type(value) is datetime.date),
 }
 RULE_KEYS = {
     "measured_count": ("at_most", "at_most_share", "least_power"),
     "predicted_success": ("above", "at_most_share"),
     "predicted_share": ("at_most_word",),
-    "change": ("of", "baseline"),
 }
 
 
@@ -246,7 +253,7 @@ def read_rules(path: str | Path) -> Rules:
     for key in given:
         if key not in ("schema", "rule", "waiver"):
             raise fail("gate", "schema, [[rule]] and [[waiver]]", f"{key!r}", nearest(key, ("rule", "waiver")))
-    rules = tuple(_rule(number, table, file.parent) for number, table in _tables(given, "rule"))
+    rules = tuple(_rule(number, table) for number, table in _tables(given, "rule"))
     if not rules:
         raise fail("gate", "at least one [[rule]]", "none", "say what is measured and what is allowed")
     waivers = []
@@ -271,7 +278,7 @@ def _tables(given: dict[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]
     return list(enumerate(tables, start=1))
 
 
-def _rule(number: int, table: dict[str, Any], parent: Path) -> Rule:
+def _rule(number: int, table: dict[str, Any]) -> Rule:
     _check_keys(f"rule {number}", {key: table[key] for key in table if key == "name"}, ("name",))
     place = f"rule {table['name']!r}"
     measure = table.get("measure")
@@ -279,24 +286,13 @@ def _rule(number: int, table: dict[str, Any], parent: Path) -> Rule:
         got = "none" if measure is None else repr(measure)
         raise fail(place, f"measure to be {', '.join(RULE_KEYS)}", got, NO_COMMON_UNIT)
     given = {key: value for key, value in table.items() if key not in ("name", "measure")}
-    expected, valid = KEYS["of"]
-    if measure == "change" and isinstance(given.get("of"), str) and not valid(given["of"]):
-        raise fail(place, f"of = {expected}", repr(given["of"]), NO_COMMON_UNIT)
     _check_keys(place, given, RULE_KEYS[measure], required=measure != "measured_count")
     if measure == "measured_count":
         if len({"at_most", "at_most_share"} & given.keys()) != 1:
             got = "both" if "at_most" in given else "neither"
             raise fail(place, "either at_most or at_most_share", got, "give one limit")
         given.setdefault("least_power", LEAST_POWER)
-    baseline = tuple({(parent / folder).resolve(): None for folder in given.pop("baseline", ())})
-    if measure == "change" and len(baseline) < LEAST_RETRAINS:
-        expected = f"a baseline of at least {LEAST_RETRAINS} different audits"
-        remedy = "train the recipe with other seeds and audit each: one or two models do not show its noise"
-        raise fail(place, expected, f"{len(baseline)}", remedy)
-    for folder in baseline:
-        if not (folder / "scores.npz").is_file():
-            raise fail(place, "audit folders in baseline", str(folder), "name the folders given to --out")
-    return Rule(table["name"], measure, given, baseline)
+    return Rule(table["name"], measure, given)
 
 
 def _check_keys(place: str, given: Mapping[str, Any], keys: Sequence[str], *, required: bool = True) -> None:

@@ -7,7 +7,7 @@ of every five neighbours in the audit's ranking, and are the same for all remedi
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +117,6 @@ class Trial:
     kept: np.ndarray
     top: np.ndarray
 
-    def missing(self) -> int:
-        """Return how many of its models are not trained yet."""
-        if not self.folder.exists():
-            return self.plan.models
-        with shadow_store.open_store(self.folder, shadow_store.stored_kind(self.folder, self.plan)) as store:
-            return len(set(range(self.plan.models)) - store.finished())
-
 
 class Trials:
     """Every remedy of a training as `mitigate` tries it, planned before anything is trained."""
@@ -159,13 +152,6 @@ class Trials:
             name = re.sub(r"[^\w.=-]+", "-", remedy.label)[:40] + "-" + digest_of({}, (plan.provenance,))[:12]
             top = left[: max(round(TOP * n), LEAST_TOP)]
             self.trials.append(Trial(remedy, changed, plan, Path(folder) / name, kept, top))
-
-    def price(self) -> tuple[float, int]:
-        """Train the first model, which is kept; return its seconds, and how many are missing after it."""
-        private_folder(Path(self.folder))
-        first = self.trials[0]
-        train_plan(first.training, replace(first.plan, models=1), first.folder)
-        return shadow_store.stored_seconds(first.folder, 1) or 0.0, sum(trial.missing() for trial in self.trials)
 
     def run(self, on_model: OnModel | None = None) -> Mitigation:
         """Train what is missing, and measure; a remedy that cannot be trained is told among the missing."""

@@ -1,4 +1,4 @@
-"""Figures of an audit and of a validation: who is exposed, what scores find, and what attacks achieve.
+"""Figures: what scores find, what attacks achieve, when records were learned, and those of the theory.
 
 With `axes` a figure is drawn there, and their figure is returned, instead of a new one.
 """
@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
+from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.evaluation import recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
 from giveaway.evaluation.success import AttackSummary
-from giveaway.findings.explain import breakdown
 from giveaway.records import ScoreTable
-from giveaway.reporting import picture
-from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, blank, legend, percent, plain, positive_rows
-from giveaway.theory import TradeOff
+from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, axis_from, blank, legend, percent, plain
+from giveaway.theory import TradeOff, expected_gap, random_design
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,9 +25,10 @@ if TYPE_CHECKING:
 
 Curve = tuple[np.ndarray, np.ndarray]
 KEPT = 0.05  # the share whose recall the legend states
-MOST_CLASSES = 20
 POINTS = 400  # of a trade-off curve
-DOTS: Any = {"s": 7, "linewidths": 0, "rasterized": True}
+GRID = 120  # points a side of the map of the gap
+MOST_POINTS = 20_000  # of the map of distances
+MARKED = 10  # of its rows
 
 
 def recall_curves(
@@ -114,28 +113,6 @@ def _draw_curves(
         axes.plot(*curves[name], color=PALE, linewidth=1, label=label, zorder=2, **style)
 
 
-def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None) -> Figure:
-    """Draw rows at their loss and leverage (up to 20,000, positive ones), with the `top` most exposed marked."""
-    top = int(check_number("top", top, minimum=1, remedy="mark at least one row"))
-    loss, leverage = _column(table, "loss"), _column(table, "leverage")
-    shown, title = positive_rows(loss, leverage, "rows", picture.MOST_POINTS)
-    if not len(shown):
-        raise fail("table", "a positive loss and leverage in some row", "none", "draw by_class instead")
-    highest = table.order()[:top]
-    axis = picture.axis_from
-    marked = highest[(loss[highest] >= axis(loss)) & (leverage[highest] >= axis(leverage))]
-    label = f"{len(highest):,} most exposed by {plain(table.ranking())}"
-    label = label if len(marked) == len(highest) else f"{len(marked):,} of the {label}"
-    _, axes = blank(f"Loss and leverage: {title}", (7.0, 5.0), axes)
-    axes.scatter(loss[shown], leverage[shown], color=COLOURS[0], alpha=0.45, label="a row", **DOTS)
-    ringed: Any = {"s": 26, "color": COLOURS[1], "edgecolors": "white", "linewidths": 0.5}
-    axes.scatter(loss[marked], leverage[marked], label=label, **ringed)
-    axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("loss of the row in the audited model (logarithmic)")
-    axes.set_ylabel("leverage: its pull on the model's last layer (logarithmic)")
-    return legend(axes)
-
-
 def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
     """Draw √loss of the most exposed records at each epoch of a trace, gaps bridged, over the band of all records."""
     trace = table.meta.trace
@@ -164,38 +141,6 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
     return legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -> Figure:
-    """Draw each class's share of the most exposed `share` of the rows over its share of all, with a band for chance (95
-    %). Classes under ten rows share a line; of more than 20 those furthest from an even spread are drawn."""
-    if "class" not in table.attributes:
-        raise fail("table", "a class of every row", "none", "audit a classifier by record")
-    n = len(_not_empty(table))
-    count = round(n * check_number("share", share, minimum=0, remedy="such as 0.05"))
-    if not 0 < count <= n:
-        raise fail("share", f"a share that keeps 1 to {n} rows", f"{share:g}", "keep more, or fewer")
-    known = breakdown(table, "class", top=share).shareable().groups
-    uneven = sorted(known, key=lambda group: -abs(group.exposed - group.rows * count / n))[:MOST_CLASSES]
-    groups = sorted(uneven, key=lambda group: group.ratio)  # the highest on top
-    title = f"Classes of the top {percent(share)} by {plain(table.ranking())} ({count:,} of {n:,} rows)"
-    title += f", {len(groups)} of {len(known)}" if len(groups) < len(known) else ""
-    _, axes = blank(title, (7.8, 1.8 + 0.28 * len(groups)), axes)
-    heights = range(len(groups))
-    low, high = [group.low for group in groups], [group.high for group in groups]
-    axes.hlines(heights, low, high, color=PALE, linewidth=8, label="by chance (95 %)", zorder=2)
-    even = CHANCE | {"label": "even spread", "linewidth": 1.5}
-    axes.plot([1, 1], [-0.6, len(groups) - 0.4], zorder=3, **even)
-    axes.plot([group.ratio for group in groups], heights, "o", color=COLOURS[0], markersize=7, zorder=4)
-    for height, group in enumerate(groups):
-        words = f"{percent(group.exposed / count)} of the top, {percent(group.rows / n)} of all"
-        axes.text(1.02, height, words, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=GREY)
-    axes.set_yticks(heights, [plain(group.name) for group in groups])
-    largest = max(1.0, *high, *(group.ratio for group in groups))
-    axes.set(xlim=(-0.05, 1.08 * largest), ylim=(-1.6, len(groups) - 0.4))
-    axes.grid(visible=False, axis="y")
-    axes.set(xlabel="share of the top ÷ share of all rows", ylabel="class")
-    return legend(axes, loc="lower right", ncols=2)  # in the free line below the classes
-
-
 def tradeoff_curves(
     curves: Mapping[str, TradeOff], *, title: str = "Errors of the best attack", axes: Axes | None = None
 ) -> Figure:
@@ -212,22 +157,50 @@ def tradeoff_curves(
     return legend(axes)
 
 
+def gap_map(
+    freedom: float,
+    *,
+    variance: float = 1.0,
+    outputs: int = 1,
+    largest_error: float = 3.0,
+    largest_leverage: float = 20.0,
+    axes: Axes | None = None,
+) -> Figure:
+    """Draw E[loss left out − loss trained on] as colours over ε² and h̄."""
+    errors, leverages = np.linspace(0, largest_error, GRID), np.linspace(0, largest_leverage, GRID)
+    design = random_design(leverages[:, None], errors[None], freedom, variance=variance, outputs=outputs)
+    figure, axes = blank(f"Expected loss gap, n − p = {freedom:g}", (5.8, 4.8), axes)
+    mesh = axes.pcolormesh(errors**2, leverages, expected_gap(design), cmap="viridis", shading="gouraud")
+    axes.figure.colorbar(mesh, ax=axes, label="mean of loss left out − loss trained on")
+    axes.set_xlabel("squared error of the record under the true model, ε²")
+    axes.set_ylabel("population leverage h̄")
+    return figure
+
+
+def lood_map(kl: np.ndarray, mean: np.ndarray, *, axes: Axes | None = None) -> Figure:
+    """Draw each record (or person) at its two distances, the most exposed by KL marked with their row numbers."""
+    shown = np.flatnonzero((mean >= axis_from(mean)) & (kl >= axis_from(kl)))
+    title, hidden = f"{len(shown):,} rows", len(kl) - len(shown)
+    if len(shown) > MOST_POINTS:
+        title = f"{MOST_POINTS:,} of {title}, chosen at random"
+        shown = np.random.default_rng(0).choice(shown, MOST_POINTS, replace=False)
+    title += f"; {hidden:,} more are 0 or nearly" if hidden else ""
+    top = np.argsort(-kl, kind="stable")[:MARKED]
+    figure, axes = blank(f"Leave-one-out distinguishability: {title}", (6.6, 5.0), axes)
+    axes.scatter(mean[shown], kl[shown], s=6, color=COLOURS[0], alpha=0.5, linewidth=0, rasterized=True)
+    axes.scatter(mean[top], kl[top], s=18, color=COLOURS[1], linewidth=0)
+    for row in top:
+        axes.annotate(str(row), (mean[row], kl[row]), xytext=(4, 2), textcoords="offset points", fontsize=7, color=GREY)
+    if len(shown):
+        axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("lood_mean: half the squared change of the mean")
+    axes.set_ylabel("lood_kl: KL divergence of the prediction without from the one with")
+    return figure
+
+
 def _finite(argument: str, values: ArrayLike) -> np.ndarray:
     tensor = as_tensor(argument, values)
     if tensor.ndim != 1 or not len(tensor):
         raise fail(argument, "one number per record", f"shape {tuple(tensor.shape)}", "pass a vector")
     check_finite(argument, tensor)
     return tensor.cpu().double().numpy()
-
-
-def _column(table: ScoreTable, name: str) -> np.ndarray:
-    if name not in table.scores:
-        remedy = f"audit with the score {name}" if name != "leverage" else "audit a model with a linear head"
-        raise fail("table", f"the score {name}", ", ".join(table.columns[:12]), remedy)
-    return _not_empty(table)[name]
-
-
-def _not_empty(table: ScoreTable) -> ScoreTable:
-    if not len(table):
-        raise fail("table", "at least one row", "none", "audit some records")
-    return table

@@ -76,13 +76,13 @@ def write_audit(
     *,
     pages: Mapping[str, str | bytes] = {},
     top: int = TOP,
-    **shown: Any,
+    show_records: bool = False,
 ) -> None:
-    """Write tables, report and summary into a folder that is held; `shown` are options of `make_extras`."""
+    """Write tables, report and summary into a folder that is held."""
     table = next(iter(tables.values()))
     extras = ReportExtras(missing={"map": NO_HEAD, "canaries": NO_HEAD})
     if head is not None:
-        extras = make_extras(head, table, **shown)
+        extras = make_extras(head, table, show_records=show_records)
     measured = measured or StoredValidation.load(place.path)
     save_audit(place, tables, {**pages, **report_pages(table, extras, measured, top), FILE: extras.to_bytes()})
 

@@ -37,7 +37,7 @@ def maps(table: ScoreTable, extras: ReportExtras) -> dict[str, str]:
     axes = next((pair for pair in (("loss", "leverage"), ("loss", "left_out")) if set(pair) <= {*table.columns}), None)
     if axes is None and features is None:
         raise InputError("a map needs loss with leverage or left_out, or the features")
-    rows = chosen_rows(table, MOST_POINTS, seed=0) if features is None else features.rows
+    rows = chosen_rows(table, MOST_POINTS) if features is None else features.rows
     ranks = table.rank()[rows]
     columns: dict[str, Any] = {
         "row": rows.astype(np.int32),
@@ -53,13 +53,11 @@ def maps(table: ScoreTable, extras: ReportExtras) -> dict[str, str]:
         scale = "linear" if table.meta.loss == "tokens" else "log"  # what texts gain may be below 0
         for side, name in zip("xy", axes, strict=True):
             values = table[name][rows]
-            if scale == "linear":
-                columns[side] = values.astype(np.float32)
-                continue
-            least = axis_from(values)
-            floor = least / 2 if np.isfinite(least) else 1e-12
-            hidden += int((values < least).sum())
-            columns[side] = np.maximum(values, floor).astype(np.float32)
+            if scale == "log":
+                least = axis_from(values)
+                hidden += int((values < least).sum())
+                values = np.maximum(values, least / 2 if np.isfinite(least) else 1e-12)
+            columns[side] = values.astype(np.float32)
     if features is not None:
         columns["u"], columns["v"] = features.places[:, 0], features.places[:, 1]
     order = np.argsort(-ranks, kind="stable")  # the most exposed are drawn last, on top
@@ -67,8 +65,8 @@ def maps(table: ScoreTable, extras: ReportExtras) -> dict[str, str]:
     source = ColumnDataSource(columns, name=SOURCE)
     plots = []
     if axes is not None:
-        words = {"loss": "loss in the audited model", "leverage": "leverage", "left_out": "left_out"}
-        plots.append(_plot(source, "x", "y", f"Loss and {axes[1]}", [words[name] for name in axes], scale))
+        labels = ["loss in the audited model", axes[1]]
+        plots.append(_plot(source, "x", "y", f"Loss and {axes[1]}", labels, scale))
     if features is not None:
         method = features.method
         method += "" if features.explained is None else f", {100 * features.explained:.0f} % of their variance"

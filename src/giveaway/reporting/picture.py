@@ -28,7 +28,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # Okabe and I
 DASHES: tuple[Any, ...] = ("-", *((0, dashes) for dashes in ((6, 1.5), (3, 1.5), (6, 1.5, 1, 1.5), (1, 1))))
 GREY, PALE = "#555555", "#C8C8C8"
 CHANCE: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.3, "label": "chance"}
-MOST_POINTS = 20_000
 GAP = 3.0  # decades without a value, that no axis need show
 UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 PIXELS_PER_INCH = 96  # of a web page
@@ -113,17 +112,6 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write the figure in the format that the suffix of `path` names: .png, .svg or .pdf."""
     content = figure_bytes(figure, Path(path).suffix.removeprefix(".").lower())
     write_atomically(path, lambda stream: stream.write(content))
-
-
-def positive_rows(x: np.ndarray, y: np.ndarray, unit: str, most: int) -> tuple[np.ndarray, str]:
-    """Return the rows that logarithmic axes can show, at most `most` of them at random, and how many in words."""
-    rows = np.flatnonzero((x >= axis_from(x)) & (y >= axis_from(y)))
-    hidden = len(x) - len(rows)
-    words = f"{len(rows):,} {unit}"
-    if len(rows) > most:
-        words = f"{most:,} of {len(rows):,} {unit}, chosen at random"
-        rows = np.random.default_rng(0).choice(rows, most, replace=False)
-    return rows, f"{words}; {hidden:,} more are 0 or nearly" if hidden else words
 
 
 def axis_from(values: np.ndarray) -> float:

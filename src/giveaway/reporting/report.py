@@ -16,8 +16,8 @@ from giveaway.findings.extras import ReportExtras
 from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
 from giveaway.records.reasons import why
-from giveaway.reporting import figures
 from giveaway.reporting.answers import answers
+from giveaway.reporting.figures import when_learned
 from giveaway.reporting.maps import bokeh_script, maps
 from giveaway.reporting.pages import page, section
 from giveaway.reporting.picture import image_of
@@ -77,7 +77,7 @@ def render(
     sections = {
         "breakdowns": section(lambda: breakdowns(table)),
         "maps": section(lambda: maps(table, extras)),
-        "learned": section(lambda: image_of(figures.when_learned(table))),
+        "learned": section(lambda: image_of(when_learned(table))),
         "agreement": section(lambda: _agreement(table, measured)),
     }
     noted, groups = section(lambda: notes(table)), sections["breakdowns"]
@@ -162,10 +162,5 @@ def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str, Any]:
     if measured is None:
         raise InputError("no shadow models were trained; giveaway validate trains them and fills this section")
-    stated, images = measured.stated, []
-    if not table.meta.by_person and len(table) == len(measured.effect_size):
-        columns = {name: table[name] for name in table.columns}
-        images.append(image_of(figures.recall_curves(columns, measured.effect_size, ranked_by=table.ranking())))
-    roc = {"LiRA": (measured.false_positives, measured.true_positives)}
-    images.append(image_of(figures.draw_roc(roc, {"LiRA": stated["lira"]["auc"]})))
-    return {"conclusion": stated["conclusion"], **agreement_lines(stated), "pictures": images}
+    images = [image_of(figure) for figure in measured.figures(table)]
+    return {"conclusion": measured.stated["conclusion"], **agreement_lines(measured.stated), "pictures": images}

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,13 @@ from giveaway.checks import fail
 from giveaway.records import ScoreTable
 from giveaway.records.meta import check_fields
 from giveaway.records.score_table import TableFolder
-from giveaway.reporting.figures import recall_curves, roc_curves, roc_points
+from giveaway.reporting.figures import draw_roc, recall_curves, roc_points
 from giveaway.reporting.picture import figure_bytes
 from giveaway.storage.arrays import read_arrays, reading
 from giveaway.storage.files import read_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STATED, VALUES = "validation.json", "validation.npz"
 AGAIN = "run giveaway validate again"
@@ -69,6 +72,13 @@ class StoredValidation:
         np.savez(stream, allow_pickle=False, **arrays)
         return {VALUES: stream.getvalue(), STATED: json.dumps(self.stated, indent=2) + "\n"}
 
+    def figures(self, table: ScoreTable) -> "list[Figure]":
+        """Draw what each score of the records finds, if the table is theirs, and what the attack achieves."""
+        scores, roc = {name: table[name] for name in table.columns}, (self.false_positives, self.true_positives)
+        of_records = len(table) == len(self.effect_size) and not table.meta.by_person
+        drawn = [recall_curves(scores, self.effect_size, ranked_by=table.ranking())] if of_records else []
+        return [*drawn, draw_roc({"LiRA": roc}, {"LiRA": self.stated["lira"]["auc"]})]
+
     @classmethod
     def load(cls, folder: str | Path) -> "StoredValidation | None":
         """Read what `giveaway validate` left in an audit folder; None if it never ran there."""
@@ -90,11 +100,8 @@ class StoredValidation:
 
 def validation_pages(table: ScoreTable, found: Validation, stored: StoredValidation) -> dict[str, str | bytes]:
     """Return file names and contents."""
-    scores = {name: table[name] for name in table.columns}
-    figures = {
-        "validation_recall.png": recall_curves(scores, found.effect_size, ranked_by=found.ranked_by),
-        "validation_roc.png": roc_curves([found.attack]),
-    }
+    drawn = stored.figures(table)
+    figures = dict(zip(("validation_recall.png", "validation_roc.png")[-len(drawn) :], drawn, strict=True))
     shown = "".join(f"\n![{figure.axes[0].get_title(loc='left')}]({name})\n" for name, figure in figures.items())
     trained = stored.stated["trained"]
     return {

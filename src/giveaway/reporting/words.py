@@ -10,7 +10,6 @@ from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
 from giveaway.records.meta import CurvatureReport, Meta
 from giveaway.reporting.validation import StoredValidation
-from giveaway.text import shown_text
 from giveaway.views.others import LEAST_MEMORIZED
 
 ACCESS = {
@@ -298,16 +297,6 @@ def _about_fusion(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
         if trace.never_seen:
             never = f"{what.capitalize()} that never came up: {told(trace.never_seen)}"
             said[-1] += f" {never}; they stand in the middle of that view."
-    if fusion.relatives:
-        parts = [
-            f"{shown_text(name, 40)} {part['weight']:.2g} = {part['new']:.2g} new to the model × {part['natural']:.2g} "
-            "natural"
-            for name, part in fusion.relatives.items()
-        ]
-        said.append(
-            f"What the variants of each record count among relatives: {', '.join(parts)}. One that training used is "
-            "not new, and one that the model knows worse than records it never saw is not natural."
-        )
     if fusion.held_out_error is not None:
         said.append(
             f"Records held out have a mean squared error of {fusion.held_out_error:.2g}: with them, what the model "
