@@ -376,5 +376,5 @@ def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
         assert len(runs) == 6  # the only batch is run again, and four parts of it
     assert isinstance(source_from(named | {"stream": True}, lambda words: None)[0].features, StreamedRows)
     for name in ("cache", "stream"):
-        with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop --"):
+        with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop {name}"):
             source_from({"features": "x.npz", name: "y"}, lambda words: None)

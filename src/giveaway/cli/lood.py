@@ -70,7 +70,8 @@ def _lood_into(
     from dataclasses import replace
 
     from giveaway.auditing.store import AuditFolder, check_folder, provenance, save_audit
-    from giveaway.cli.source import names_in, to_toml
+    from giveaway.cli.source import to_toml
+    from giveaway.extract.user_files import names_in
     from giveaway.figures import lood_map
     from giveaway.gp.distinguishability import lood_table
     from giveaway.reporting.picture import figure_bytes
@@ -101,9 +102,8 @@ def _tell(table: Any, folder: Path, files: list[str], top: int, as_json: bool) -
         told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": files}
         say(json.dumps({"folder": str(folder), **meta, **told}))
         return
-    say(
-        f"The {len(order)} most exposed of {len(table)} {table.meta.rows_are}, by lood_kl under {table.meta.kernel.name}"
-    )
+    ranked = f"{len(order)} most exposed of {len(table)} {table.meta.rows_are}"
+    say(f"The {ranked}, by lood_kl under {table.meta.kernel.name}")
     say("\nrank    row    lood_kl  lood_mean")
     for place, row in enumerate(order, start=1):
         say(f"{place:4d}  {row:5d}  {table['lood_kl'][row]:9.4g}  {table['lood_mean'][row]:9.4g}")

@@ -47,7 +47,6 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "seed": (int, "Seed of the random probes."),
     "l2_sensitivity": (bool, "Tell how much the ranking depends on l2."),
     "depth_method": (str, "For --depth: sketch, or exact (solves for every record)."),
-    "depth_curvature": (str, "With depth_method=exact: ggn or hessian."),
     "depth_probes": (int, "How many probes the sketch of a depth takes, 64 by default."),
     "map": (str, "Map of features in the report: auto, pca, tsne or none."),
 }

@@ -20,11 +20,11 @@ import numpy as np
 
 from giveaway.checks import InputError, check_names, fail, nearest
 from giveaway.records import Signals
-from giveaway.records.examples import as_numbers, as_records
+from giveaway.records.examples import as_records
 from giveaway.records.rows import BFLOAT16, LARGE_BYTES, FileRows, widened
 from giveaway.records.signals import KINDS as SIGNALS
 from giveaway.records.witnesses import HELD_OUT, is_relatives
-from giveaway.storage.arrays import PLAIN, npy_header, read_arrays, read_member, read_npy, reading
+from giveaway.storage.arrays import PLAIN, npy_header, read_member, read_npy, reading
 
 TRUST = "trust it with --allow-pickle (it can run any code)"
 SAFETENSORS = {
@@ -86,12 +86,6 @@ def named_function(argument: str, reference: str) -> Callable[..., Any]:
     return function
 
 
-def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return `inputs` of the file as float64 (n, …), images with channels first from 0 to 1; `targets` if wanted."""
-    inputs, *labels = read_npz_keys("inputs", path, ("inputs", "targets") if targets else ("inputs",))
-    return as_numbers(inputs), labels[0] if labels else None
-
-
 def records_from(path: str | os.PathLike[str]) -> Any:
     """Return `inputs` of an .npz file, or an .npy file mapped into memory, in the types that they are stored in."""
     plain = "save plain numbers, or a table as strings: table.astype(str)"
@@ -121,42 +115,36 @@ def signals_from(path: str | os.PathLike[str]) -> Signals:
 
 
 def row_numbers(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return the integers of an .npy file, or of the key `index` of an .npz."""
-    with reading("rows", path, ".npy or .npz file") as file:
+    """Return the integers of an .npy file."""
+    with reading("rows", path, ".npy file") as file:
+        return read_npy(file)
+
+
+def names_in(path: str | os.PathLike[str], argument: str = "groups") -> np.ndarray:
+    """Return one name a record, from an .npy file or the lines of a text file."""
+    with reading(argument, path, ".npy of names, or text file with one a line") as file:
         if file.suffix == ".npy":
             return read_npy(file)
-    return read_npz_keys("rows", path, ("index",))[0]
+        lines = file.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
+    return check_names(argument, [line.removesuffix("\r") for line in lines], len(lines), unique=False)
 
 
-def subgroups_from(path: str, n: int) -> dict[str, np.ndarray]:
-    """Return the subgroup of each of n records as text, for each column of a CSV or array of an .npz."""
-    if not path.endswith((".csv", ".npz")):
-        raise fail("subgroups", "FILE.csv with a heading, or FILE.npz", path, "write one column a kind of subgroup")
-    columns = read_arrays("subgroups", path, "numpy.savez") if path.endswith(".npz") else _read_csv(path)
-    if not columns:
-        raise fail("subgroups", "at least one column", f"{path} without any", "write one column a kind of subgroup")
-    for place, values in enumerate(columns.values()):
-        if values.shape != (n,):
-            got = f"{len(values) if values.ndim else 0} in column {place}"
-            raise fail("subgroups", f"{n} values, one a record", got, "align the file with the records")
+def subgroups_from(path: str | os.PathLike[str], n: int) -> dict[str, np.ndarray]:
+    """Return the subgroup of each of n records as text, for each column of a CSV with a heading."""
+    with reading("subgroups", path, "CSV with a heading") as file, file.open(newline="", encoding="utf-8-sig") as text:
+        heading, *lines = csv.reader(text)
+    if any(len(line) != len(heading) for line in lines):
+        raise fail("subgroups", f"{len(heading)} cells a line", "lines that differ", "repair the file")
+    if len(set(heading)) < len(heading) or not heading:
+        raise fail("subgroups", "a different heading for each column", "none, or two that are equal", "name each")
+    if len(lines) != n:
+        raise fail("subgroups", f"{n} lines, one a record", f"{len(lines)}", "align the file with the records")
+    columns = [check_names("subgroups", cells, n, unique=False) for cells in zip(*lines, strict=True)]
+    for place, values in enumerate(columns):
         if (count := len(np.unique(values))) > MOST_SUBGROUPS:
             got = f"{count} in column {place}"
             raise fail("subgroups", f"at most {MOST_SUBGROUPS} subgroups", got, "group the values, or leave it out")
-    return {name: values.astype(str) for name, values in columns.items()}
-
-
-def _read_csv(path: str) -> dict[str, np.ndarray]:
-    try:
-        with open(Path(path), newline="", encoding="utf-8-sig") as stream:
-            heading, *lines = csv.reader(stream)
-    except (OSError, ValueError, csv.Error) as error:
-        raise fail("subgroups", "a readable CSV with a heading", path, "check the file") from error
-    if any(len(line) != len(heading) for line in lines):
-        raise fail("subgroups", f"{len(heading)} cells a line", f"{path}, where lines differ", "repair the file")
-    if len(set(heading)) < len(heading):
-        raise fail("subgroups", "a different heading for each column", f"{path}, where two are equal", "rename one")
-    columns = zip(heading, zip(*lines, strict=True), strict=True) if lines else ((name, ()) for name in heading)
-    return {name: check_names("subgroups", cells, len(lines), unique=False) for name, cells in columns}
+    return dict(zip(heading, columns, strict=True))
 
 
 def read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = PLAIN) -> list[np.ndarray]:
