@@ -711,15 +711,13 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
     stored = giveaway("validate", "result")[1]
     assert "training 32 models took " in stored
     assert "unknown time" not in stored
-    trained = "The shadow models are logistic regressions of giveaway's recipe logistic; the count is of these, whose "
-    trained += "settings need not be those of the audited LogisticRegression. "
+    trained = "The shadow models are LogisticRegressions of giveaway's recipe logistic; the count is of these, whose "
+    trained += "settings need not be those of the audited model. "
     trained += "Outputs are taken as logits, one for each class."
     assert first["trained"] == trained
     done("validate", "result", "--signals", "other", "--recipe", "mlp", "--data", "flowers:data", "--models", "8")
-    assert (
-        "MLPs of giveaway's recipe mlp; the audited model is a LogisticRegression: the count is of MLPs."
-        in (json.loads(Path("result/validation.json").read_text())["trained"])
-    )
+    words = "MLPClassifiers of giveaway's recipe mlp; the audited model is a LogisticRegression: the count is of MLPCla"
+    assert words in json.loads(Path("result/validation.json").read_text())["trained"]
     signals = folder / "other"
     kept = f"Kept: the signals it was validated with, in {signals}; giveaway purge {signals} removes them"
     assert giveaway("purge", "result")[1].splitlines()[1:] == [kept]

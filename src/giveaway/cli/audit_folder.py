@@ -217,14 +217,12 @@ def audit_into(
     if processes.first:
         check_folder(place, origin, overwrite=overwrite)
     processes.barrier()
-    checkpoint: FolderCheckpoint | None = None
+    same = ("inputs_sha256", "weights_sha256", "config", "versions")
+    begun = {name: value for name, value in origin.to_json().items() if name in same} | {"processes": processes.size}
+    if not processes.first:  # which makes its own before the others
+        processes.barrier()
+    checkpoint = FolderCheckpoint(place.path, begun, resume=resume, rank=processes.rank)
     try:
-        same = ("inputs_sha256", "weights_sha256", "config", "versions")
-        begun = {name: value for name, value in origin.to_json().items() if name in same}
-        if not processes.first:  # which makes its own before the others
-            processes.barrier()
-        begun["processes"] = processes.size
-        checkpoint = FolderCheckpoint(place.path, begun, resume=resume, rank=processes.rank)
         if processes.first:
             processes.barrier()
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
@@ -253,7 +251,6 @@ def audit_into(
         write_audit(place, tables, head, pages={"config.toml": to_toml(config)}, **shown)
         checkpoint.finish()
     except BaseException:
-        if checkpoint is not None:
-            checkpoint.finish(failed=True)
+        checkpoint.finish(failed=True)
         raise
     return tables

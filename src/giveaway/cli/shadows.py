@@ -37,10 +37,10 @@ BESIDE = {  # what can train shadow models with each option
     "dry_run": WAYS,
     "allow_pickle": ("estimator",),
 }
-RECIPES = {  # what stands in where the audited model cannot be trained again, and what to call several of it
-    "ridge": (Ridge(), "ridge regressions"),
-    "logistic": (LogisticRegression(max_iter=10_000), "logistic regressions"),
-    "mlp": (MLPClassifier((64, 64), max_iter=1_000), "MLPs"),
+RECIPES = {  # what stands in where the audited model cannot be trained again
+    "ridge": Ridge(),
+    "logistic": LogisticRegression(max_iter=10_000),
+    "mlp": MLPClassifier((64, 64), max_iter=1_000),
 }
 TAKEN_AS = {
     "probabilities": "Outputs are taken as probabilities: none is negative, and those of a record sum to 1.",
@@ -146,33 +146,24 @@ def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, s
         say(f"Running your code: {name}")
         training = Retraining(named_function("train", name), *_data(options, audited, table, say), **run)
         return training, f"The shadow models are trained by your function {name}."
-    if (name := options.get("recipe")) is not None:
-        check_choice("recipe", name, RECIPES)
-        return _by_recipe(name, _data(options, audited, table, say), table.meta.model, run)
-    given = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-    training = Retraining(given, *_data(options, audited, table, say), **run)
-    kind, like = training.name, table.meta.model
-    said = f"The shadow models are clones of a {kind} with the same settings"
-    if type(given).__name__ != type(training.model).__name__:
-        said += f", the best that {type(given).__name__} found; the search is not repeated"
-    if like is not None and like != kind:
-        said += f"; the audited model is a {like}: the count is of {kind} models"
-    return training, f"{said}."
-
-
-def _by_recipe(name: str, data: tuple[Any, Any], like: str | None, run: Options) -> tuple[Retraining, str]:
-    estimator, plural = RECIPES[name]
-    X, y = data
-    if getattr(X, "ndim", 0) != 2:
+    if (recipe := options.get("recipe")) is not None:
+        given = RECIPES[check_choice("recipe", recipe, RECIPES)]
+    else:
+        given = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
+    X, y = _data(options, audited, table, say)
+    if recipe is not None and getattr(X, "ndim", 0) != 2:
         got = "none" if X is None else f"a {type(X).__name__} of {getattr(X, 'ndim', 'unknown')} dimensions"
         raise fail("data", "a matrix of numbers beside --recipe", got, "name a function that returns (X, y)")
-    of = "the count is of them, and of the audited model as far as it was trained in the same way"
-    if like == type(estimator).__name__:
-        of = f"the count is of these, whose settings need not be those of the audited {like}"
-    elif like is not None:
-        of = f"the audited model is a {like}: the count is of {plural}"
-    training = Retraining(estimator, X, y, **run)
-    return training, f"The shadow models are {plural} of giveaway's recipe {name}; {of}."
+    training = Retraining(given, X, y, **run)
+    kind, like = training.name, table.meta.model
+    said = f"clones of a {kind} with the same settings" if recipe is None else f"{kind}s of giveaway's recipe {recipe}"
+    if type(given).__name__ != type(training.model).__name__:
+        said += f", the best that {type(given).__name__} found; the search is not repeated"
+    if like not in (None, kind):
+        said += f"; the audited model is a {like}: the count is of {kind} models"
+    elif recipe is not None:
+        said += "; the count is of these, whose settings need not be those of the audited model"
+    return training, f"The shadow models are {said}."
 
 
 def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Any, Any]:
