@@ -271,19 +271,15 @@ def audit_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ga.audit; --inputs ask for fused by name, so that unusable ones are an error."""
     scores = options.get("scores", "default,fused" if "inputs" in options else "default")
     process = _given(options, ("kernel", "noise"))
-    return {
-        "curvature": _curvature(options),
-        "scores": [name.strip() for name in scores.split(",")],
-        "trace": LossTrace(options["trace"]) if "trace" in options else None,
-        "kernel": Process(**process) if process else None,
-        "optimum": options.get("optimum", "assumed"),
-    }
-
-
-def _curvature(options: Mapping[str, Any]) -> Dense | Sketch | Auto:
     sketch, kind = Sketch(**_given(options, OF_SKETCH)), options.get("curvature", "auto")
     check_probes(sketch)
     if kind == "dense" and sketch.errors:
         raise fail("errors", "a sketched curvature", "none: dense scores are exact", "leave errors out")
     chosen: Any = {"dense": Dense(), "sketch": sketch, "auto": Auto(memory=sketch.memory, sketch=sketch)}[kind]
-    return replace(chosen, l2_sensitivity=options.get("l2_sensitivity"))
+    return {
+        "curvature": replace(chosen, l2_sensitivity=options.get("l2_sensitivity")),
+        "scores": [name.strip() for name in scores.split(",")],
+        "trace": LossTrace(options["trace"]) if "trace" in options else None,
+        "kernel": Process(**process) if process else None,
+        "optimum": options.get("optimum", "assumed"),
+    }

@@ -49,26 +49,17 @@ def theory() -> None:
 @click.option("--delta", type=float, help="Add the ε that the curve has at this δ.")
 @click.option("--figure", help="Draw the curves into FILE.png, .svg or .pdf.")
 @AS_JSON
-def tradeoff(
-    fixed: list[float] | None,
-    outputs: int,
-    test: str | None,
-    fpr: list[float],
-    delta: float | None,
-    figure: str | None,
-    as_json: bool,
-    **record: Any,
-) -> None:
+def tradeoff(fixed: Any, outputs: int, fpr: Any, delta: Any, figure: Any, as_json: bool, **random: Any) -> None:
     """Predict what the best attack on a record achieves."""
     from giveaway.checks import fail
     from giveaway.figures import tradeoff_curves
     from giveaway.theory import estimated_epsilon, fixed_design
 
     if fixed is None:
-        designs = _designs(outputs=outputs, **record)
-        curves = {label: design.tradeoff(test or "signed") for label, design in designs.items()}
+        test = random.pop("test") or "signed"
+        curves = {label: design.tradeoff(test) for label, design in _designs(outputs=outputs, **random).items()}
     else:
-        for name, value in {**record, "test": test}.items():
+        for name, value in random.items():
             if value is not None:
                 raise fail(name, "--leverage rather than --h", "both", f"drop --{name}: h is the fixed design's")
         curves = {f"h={h}": fixed_design.tradeoff(h, m=outputs) for h in fixed}
