@@ -28,15 +28,7 @@ from giveaway.text import human_seconds, parts_of
 
 MODELS = 64
 WAYS = ("train", "estimator", "recipe")
-BESIDE = {  # what can train shadow models with each option
-    "data": WAYS,
-    "models": WAYS,
-    "only": WAYS,
-    "device": ("train",),
-    "workers": WAYS,
-    "dry_run": WAYS,
-    "allow_pickle": ("estimator",),
-}
+OF_TRAINING = ("data", "models", "only", "device", "workers", "dry_run", "allow_pickle")  # options beside a way
 RECIPES = {  # what stands in where the audited model cannot be trained again
     "ridge": Ridge(),
     "logistic": LogisticRegression(max_iter=10_000),
@@ -61,18 +53,18 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
     audited, named = _audited(table), _ways(options)
     taken_as = TAKEN_AS | ({"phi": OF_TEXTS} if table.meta.loss == "tokens" else {})
     if options.get("collect"):
-        if beside := [name for name in (*WAYS, *BESIDE) if name in options]:
+        if beside := [name for name in (*WAYS, *OF_TRAINING) if name in options]:
             raise fail("collect", "no training beside it", f"--{beside[0]}", f"drop --{beside[0]}, or --collect")
         signals, about = collect_slices(options["signals"])
         options.update(about)
         return signals, about.get("trained") and f"{about['trained']} {taken_as[signals.kind]}"
     if not named and "models" in options and "estimator" in audited:
         options, named = {**options, "estimator": audited["estimator"]}, ["estimator"]
-    for name, ways in BESIDE.items():
-        if name in options and not set(named) & set(ways):
-            expected = " or ".join(f"--{way}" for way in ways) + " beside it"
-            remedy = f"drop --{name.replace('_', '-')}, or say what to train"
-            raise fail(name, expected, f"--{named[0]}" if named else "none", remedy)
+    for name in OF_TRAINING:
+        way = "--train" if name == "device" else "--train, --estimator or --recipe"
+        if name in options and (not named or (name == "device" and named != ["train"])):
+            got, flag = f"--{named[0]}" if named else "none", f"--{name.replace('_', '-')}"
+            raise fail(name, f"{way} beside it", got, f"drop {flag}, or say what to train")
     if not named:
         path = options["signals"]
         if not (Path(path) / MARKER if Path(path).is_dir() else Path(path)).exists():

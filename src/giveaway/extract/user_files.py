@@ -21,7 +21,7 @@ import numpy as np
 from giveaway.checks import InputError, check_names, fail, nearest
 from giveaway.records import Signals
 from giveaway.records.examples import as_records
-from giveaway.records.rows import BFLOAT16, LARGE_BYTES, FileRows, widened
+from giveaway.records.rows import BFLOAT16, LARGE_BYTES, FileRows, row_kind, widened
 from giveaway.records.signals import KINDS as SIGNALS
 from giveaway.records.witnesses import HELD_OUT, is_relatives
 from giveaway.storage.arrays import PLAIN, npy_header, read_member, read_npy, reading
@@ -180,30 +180,22 @@ def read_stored(path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
             parts[name][file] = array
     by_row = [name for name in (*ROWS, *sorted(filter(is_relatives, parts))) if name in parts]
     for name, places in parts.items():
-        names = [file.name for file in places]
-        if shards and name in ONCE and len(names) > 1:
-            got = f"one in {names[0]} and one in {names[1]}"
-            raise fail(name, f"one {name} for all shards", got, f"keep it in one of them, or in {HEAD}.npz")
-        if not shards and len(names) > 1 and (name not in by_row or f"{name}.npy" in names):
-            expected = f"{name}.npy" + (f" or {name}-*.npy" if name in by_row else "")
-            raise fail(name, expected, " and ".join(names[:2]), "keep one of them")
+        first, *others = [file.name for file in places]
+        if others and (name not in by_row or f"{name}.npy" in others):
+            expected = f"one {name} in the folder" + ("" if shards or name in ONCE else f", or {name}-*.npy alone")
+            raise fail(name, expected, f"one in {first} and one in {others[0]}", "keep one of them")
     stored: dict[str, Any] = {name: widened(*parts[name].values()) for name in parts if name not in by_row}
-    with_rows = sorted({file for name in by_row for file in parts[name]}) if shards else []
-    first: dict[Path, tuple[str, int]] = {}  # the first array of each shard, and its rows
+    stored |= {name: _stacked(name, parts[name]) for name in by_row}
+    for file in sorted({file for name in by_row for file in parts[name]}) if shards else ():
+        rows = {name: len(parts[name][file]) if file in parts[name] else 0 for name in by_row}
+        most, least = max(rows, key=rows.__getitem__), min(rows, key=rows.__getitem__)
+        if rows[most] != rows[least]:
+            expected = f"{rows[most]} rows in {file.name}, as of {most}"
+            raise fail(least, expected, f"{rows[least]} rows", "write one row a record in every array")
     notes = []
-    for name in by_row:
-        places = parts[name]
-        stored[name] = _stacked(name, places)
-        for file in with_rows:
-            if file not in places:
-                got = f"no {name} in {file.name}"
-                raise fail(name, "the same arrays in every shard", got, "write it there as well")
-            beside, rows = first.setdefault(file, (name, len(places[file])))
-            if len(places[file]) != rows:
-                expected, got = f"{rows} rows in {file.name}, as of {beside}", f"{len(places[file])} rows"
-                raise fail(name, expected, got, "write one row a record in every array")
-        held = [array for array in places.values() if type(array) is np.ndarray and array.size]
-        if held and name in ROWS[:2] and sum(array.nbytes for array in places.values()) >= LARGE_BYTES:
+    for name in ("features", "outputs"):
+        held = [type(array) is np.ndarray and array.size for array in parts[name].values()]
+        if any(held) and sum(array.nbytes for array in parts[name].values()) >= LARGE_BYTES:
             notes.append(f"{name} compressed, so read whole: numpy.savez would leave them on disk")
     return stored, sorted(ignored), notes
 
@@ -214,13 +206,10 @@ def _stacked(name: str, places: dict[Path, np.ndarray]) -> Any:
     for file, part in places.items():
         if part.ndim == 0:
             raise fail(name, f"rows in {file.name}", "a single number", "write one row a record")
-        if part.shape[1:] != first.shape[1:]:
-            expected = f"rows of shape {first.shape[1:]} as in {first_file.name}"
-            got = f"rows of shape {part.shape[1:]} in {file.name}"
-            raise fail(name, expected, got, "write all shards with the same columns")
-        if name not in IN_MEMORY and part.dtype != first.dtype:
-            expected, got = f"{first.dtype} as in {first_file.name}", f"{part.dtype} in {file.name}"
-            raise fail(name, expected, got, "write all shards in one precision")
+        known, kind = (f"shape {one.shape[1:]}" if name in IN_MEMORY else row_kind(one) for one in (first, part))
+        if kind != known:
+            expected, got = f"rows of {known} as in {first_file.name}", f"rows of {kind} in {file.name}"
+            raise fail(name, expected, got, "write all shards with the same columns and in one precision")
     if name in IN_MEMORY:
         held = [np.asarray(widened(part)) for part in places.values()]
         return held[0] if len(held) == 1 and held[0].nbytes >= LARGE_BYTES else np.concatenate(held)
