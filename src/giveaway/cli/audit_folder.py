@@ -18,7 +18,7 @@ from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, prov
 from giveaway.auditing.text_cost import TextCost
 from giveaway.checks import check_choice, fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
-from giveaway.curvature.choice import Auto, Sketch
+from giveaway.curvature.choice import Auto
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
 from giveaway.findings.extras import MAPS
@@ -77,7 +77,9 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
             resolved = plan(head, **arguments, processes=processes) if dry_run else None
             cost = forecast(head, arguments["curvature"], processes, resolved)
             if deeper is not None:
-                cost = replace(cost, notes=(*cost.notes, _work_ahead(deeper)))
+                sizes = ", ".join(f"{name} ({one.size:,} parameters)" for name, one in deeper.deep.networks.items())
+                ahead = f"depths: {sizes}: {deeper.solves:,} solves or more each; not in this estimate"
+                cost = replace(cost, notes=(*cost.notes, ahead))
             if dry_run and processes.first:
                 say(json.dumps(cost.to_json()) if as_json else "\n".join(cost.lines()))
             elif processes.first and (cost.seconds or 0.0) >= LONG:
@@ -85,14 +87,6 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
         if not dry_run:
             work: Options = {"deeper": deeper, "processes": processes, "resume": resume, "overwrite": overwrite}
             audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, **work)
-
-
-def _work_ahead(deeper: DepthAudit) -> str:
-    """Say how many solves scores through the network take: the passes of a solve are known once it is done."""
-    solves = f"{deeper.solves:,} solves" if deeper.solves else "no solves, a few passes over the records"
-    more = ", and some for records in doubt" if isinstance(deeper.method, Sketch) else ""
-    sizes = ", ".join(f"{depth} ({network.size:,} parameters)" for depth, network in deeper.deep.networks.items())
-    return f"depths: {sizes}: {solves} each{more}; not in this estimate"
 
 
 def audit_and_tell(

@@ -195,12 +195,10 @@ def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthA
         raise fail("depth_probes", "a sketch", "depth_method=exact", "drop one of them")
     else:
         method = Solves(**solves)
-
-    def prepare(model: torch.nn.Module, data: Any, loss: str) -> DepthAudit:
-        deep = Depths(model, data, loss=loss, depths=depths, **_given(options, ("damping", "memory")))
-        return DepthAudit(deep, curvature=method)
-
-    return prepare
+    shared = _given(options, ("damping", "memory"))
+    return lambda model, data, loss: DepthAudit(
+        Depths(model, data, loss=loss, depths=depths, **shared), curvature=method
+    )
 
 
 def device_named(name: str | None) -> torch.device | None:
@@ -238,10 +236,10 @@ def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, An
 
 
 def to_toml(options: dict[str, Any]) -> str:
-    """Write flat options as TOML; what is None is left out."""
+    """Write flat options as TOML."""
     # JSON's escapes are TOML's too, but for surrogate pairs; JSON leaves DEL as it is, which TOML does not take.
-    given = {key: json.dumps(value, ensure_ascii=False) for key, value in options.items() if value is not None}
-    text = "".join(f"{key} = {value}\n" for key, value in given.items()).replace("\x7f", "\\u007f")
+    text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in options.items())
+    text = text.replace("\x7f", "\\u007f")
     # a file name that is no UTF-8 holds halves of surrogate pairs
     return re.sub("[\ud800-\udfff]", lambda half: f"\\\\u{ord(half.group()):04x}", text)
 

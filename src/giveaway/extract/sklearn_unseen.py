@@ -101,16 +101,14 @@ def kept_out(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any = None) -
     if never or not (getattr(estimator, "validation_fraction", None) and stopping):
         return None
     seed = getattr(estimator, "_random_seed", getattr(estimator, "random_state", None))  # drawn, or given
-    reason = None
-    if not isinstance(estimator, HISTOGRAMS + BOOSTED + NETWORKS + LINEAR):
-        reason = f"by {type(estimator).__name__}, whose split is not known"
-    elif not isinstance(seed, Integral):
-        reason = f"with random_state={'None' if seed is None else 'a generator'}, whose split cannot be drawn again"
-    elif getattr(estimator, "warm_start", False):
-        reason = "with warm_start, which may have split more than once"
-    elif isinstance(estimator, BOOSTED) and estimator.subsample < 1:
-        reason = "with subsample below 1, where nothing proves the split"
-    if reason is not None:
+    unsure = {
+        f"by {type(estimator).__name__}": not isinstance(estimator, HISTOGRAMS + BOOSTED + NETWORKS + LINEAR),
+        "without a whole number as random_state": not isinstance(seed, Integral),
+        "with warm_start": getattr(estimator, "warm_start", False),
+        "with subsample below 1": isinstance(estimator, BOOSTED) and estimator.subsample < 1,
+    }
+    if any(unsure.values()):
+        reason = next(filter(unsure.get, unsure))
         expected = "a fit on every record, or a validation split that can be drawn again"
         remedy = "fit with random_state=0, or without early stopping"
         raise fail("estimator", expected, f"early stopping {reason}", remedy)
