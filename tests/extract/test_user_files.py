@@ -1,4 +1,4 @@
-"""Inputs, signals, row numbers and subgroups from files, or an error in one line."""
+"""Inputs, signals and subgroups from files, or an error in one line."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.extract.user_files import read_npz_keys, reading, records_from, row_numbers, signals_from, subgroups_from
+from giveaway.extract.user_files import read_npz_keys, reading, records_from, signals_from, subgroups_from
 from giveaway.records import Signals
 from giveaway.records.examples import as_numbers
 from tests.conftest import refused
@@ -155,7 +155,7 @@ def test_records_that_need_pickle_are_refused_unread(tmp_path, path, suffix):
     assert not (tmp_path / "exploded").exists()
 
 
-# ------------------------------------------------------------------------------------------------ signals, row numbers
+# ------------------------------------------------------------------------------------------------ signals
 
 PHI = np.random.default_rng(0).normal(size=(4, 11)).astype(np.float16)
 MEMBERS = PHI > 0
@@ -188,16 +188,10 @@ def test_signals_that_cannot_be_used(path, arrays, words):
     assert words in refusal(path, signals_from)
 
 
-def test_signals_and_rows_that_cannot_be_read(tmp_path, path):
+def test_signals_that_cannot_be_read(tmp_path, path):
     assert refusal(tmp_path / "missing.npz", signals_from).startswith("signals: expected a file that exists")
     path.write_bytes(b"PK")
     assert refusal(path, signals_from).startswith("signals: expected a whole .npz file")
-    assert refusal(path, row_numbers).startswith("rows: expected a whole .npy file, got records.npz, truncated or not")
-
-
-def test_row_numbers(tmp_path):
-    np.save(tmp_path / "rows.npy", np.array([3, 1]))
-    assert row_numbers(tmp_path / "rows.npy").tolist() == [3, 1]
 
 
 # ------------------------------------------------------------------------------------------------ subgroups

@@ -52,7 +52,7 @@ def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, dry_ru
     options = {name: value for name, value in flags.items() if value is not None}
     of_kernel = {name: value for name, value in options.items() if name not in ("kernel", "noise", "groups", "device")}
     process = Process(KernelChoice(options["kernel"], **of_kernel), options["noise"])
-    device = device_named(options.get("device", "cpu"))
+    device: Any = device_named(options.get("device", "cpu"))
     records, targets = read_npz_keys("inputs", inputs, ("inputs", "targets"))
     records = as_numbers(records)
     if dry_run:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neural_network import MLPClassifier
@@ -45,7 +44,7 @@ OF_TEXTS = "What a model says of a text is the mean log-likelihood of its tokens
 Shadows = tuple[Signals | None, str | None]
 
 
-def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, say: Say) -> Shadows:
+def signals_named(options: Options, table: ScoreTable, say: Say) -> Shadows:
     """Return the signals that the options name, training what is missing of them, and say what was trained.
 
     With `dry_run` only the first model is trained, and what the others would take is said; with `only` a slice.
@@ -79,7 +78,7 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
     models = check_whole("models", options.get("models", MODELS), LEAST_MODELS, remedy="fewer show nothing")
     place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
     training, trained = _training(options, audited, table, say)
-    training = checked_training(training, table, rows)
+    training = checked_training(training, table)
     only = _slice(options)
     if options.get("dry_run"):
         seconds, missing = first_model(training, **place)

@@ -88,7 +88,7 @@ def gap(outputs: int, figure: str | None, as_json: bool, **record: Any) -> None:
         {"record": label, "exact": float(expected_gap(design)), "expansion": float(gap_expansion(design))}
         for label, design in _designs(outputs=outputs, **record).items()
     ]
-    about = {"variance": record["variance"] or 1.0, "outputs": outputs}
+    about: dict[str, Any] = {"variance": record["variance"] or 1.0, "outputs": outputs}
     _print(rows, ESTIMATE, as_json, figure, lambda: gap_map(record["freedom"], **about))
 
 

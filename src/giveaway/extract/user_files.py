@@ -114,12 +114,6 @@ def signals_from(path: str | os.PathLike[str]) -> Signals:
     return Signals(values, members, kinds[0], labels=labels)
 
 
-def row_numbers(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return the integers of an .npy file."""
-    with reading("rows", path, ".npy file") as file:
-        return read_npy(file)
-
-
 def names_in(path: str | os.PathLike[str], argument: str = "groups") -> np.ndarray:
     """Return one name a record, from an .npy file or the lines of a text file."""
     with reading(argument, path, ".npy of names, or text file with one a line") as file:
