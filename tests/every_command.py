@@ -243,7 +243,7 @@ def made_world(folder: Path) -> World:
     commands["theory"] = [
         ("theory", "tradeoff", "--h", "0.1,0.5"),
         ("theory", "gap", "--leverage", "1,5", "--error", "1", "--freedom", "50"),
-        ("theory", "privacy", "--h", "0.3"),
+        ("theory", "privacy", "--true-positives", "9", "--members", "9", "--false-positives", "1", "--nonmembers", "9"),
     ]
     with working_in(folder, umask=0):
         for name, listed in commands.items():

@@ -14,9 +14,7 @@ import pytest
 
 import giveaway as ga
 from giveaway.cli.audit_folder import RANKING_ONLY
-from giveaway.cli.lood import study
 from giveaway.extract import from_file
-from giveaway.gp.distinguishability import Process
 from giveaway.gp.nngp import KernelChoice
 from giveaway.records import ScoreTable
 from tests.gp.test_lood import brute_force, median_rbf
@@ -24,18 +22,7 @@ from tests.test_cli import one_line, read_csv
 
 N, D, M = 30, 3, 3
 SECRET = "patient"
-FILES = {"scores.npz", "scores.csv", "lood.png", "records.csv", "config.toml", "audit.json"}
-
-
-@pytest.fixture
-def pictures() -> None:
-    """For the tests that look at the pictures, which take longest to draw."""
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch) -> None:
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("giveaway.cli.lood.figure_bytes", lambda figure: b"a picture")
+FILES = {"scores.npz", "scores.csv", "lood.png", "config.toml", "audit.json"}
 
 
 @pytest.fixture
@@ -83,11 +70,11 @@ def test_it_tells_what_it_does_and_beforehand_what_that_takes(done, file, monkey
     assert (told["records"], told["bytes"]) == (N, 22 * N**2)
     assert os.listdir() == [file]
     done("lood", file)
-    stages = ("factoring the kernel", "leaving records out", "single records")
+    stages = ("factoring the kernel", "leaving records out")
     assert done.err == "".join(f"Gaussian process, {stage}: 0 %\n" for stage in stages)
 
 
-def test_it_writes_a_private_folder_and_prints_a_ranking(done, pictures, file, arrays):
+def test_it_writes_a_private_folder_and_prints_a_ranking(done, drawn, file, arrays):
     out = done("lood", file, "--kernel", "rbf", "--noise", 0.2, "--out", "result", "--top", 4)
     assert done.err == ""
     kl, mean = brute_force(median_rbf(arrays["inputs"]), one_hot(arrays["targets"]), 0.2)
@@ -111,9 +98,6 @@ def test_it_writes_a_private_folder_and_prints_a_ranking(done, pictures, file, a
     config = tomllib.loads((result / "config.toml").read_text())
     assert (config["inputs"], config["kernel"], config["noise"]) == (file, "rbf", 0.2)
     assert (result / "lood.png").read_bytes().startswith(b"\x89PNG")
-    # the ten most exposed are looked at more closely
-    assert [int(row["row"]) for row in read_csv(result / "records.csv")] == order[:10].tolist()
-    np.testing.assert_allclose(column("result/records.csv", "lood_kl"), kl[order[:10]], rtol=1e-8)
     np.testing.assert_array_equal(ScoreTable.load(result)["lood_kl"], column("result/scores.csv", "lood_kl"))
 
 
@@ -135,44 +119,14 @@ def test_options_reach_the_kernel(done, file, arrays, flags, choice):
     np.testing.assert_allclose(column("result/scores.csv", "lood_mean"), expected["lood_mean"], rtol=1e-12)
 
 
-def test_convolutions_of_images_and_pictures_of_the_best_queries(giveaway, done, pictures, images):
+def test_convolutions_of_images(giveaway, done, images):
     flags = ("--kernel", "conv_nngp", "--depth", 1, "--filter-size", 2, "--stride", 2, "--padding", "valid")
-    search = ("--readout", "pool", "--optimize", "mean", "--low", 0, "--high", 1, "--starts", 2, "--steps", 6)
-    out = done("lood", "images.npz", *flags, *search, "--records", "3,7", "--out", "result")
+    done("lood", "images.npz", *flags, "--readout", "pool", "--out", "result")
     pixels = images.transpose(0, 3, 1, 2) / 255.0
     choice = KernelChoice("conv_nngp", depth=1, filter_size=2, stride=2, padding="valid", readout="pool")
     expected = ga.lood(choice, pixels, np.load("images.npz")["targets"], 0.05)
     np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-10)
-    searched = {"optimized.csv", "optimized.npz"}
-    assert {path.name for path in Path("result").iterdir()} == FILES | searched
-    with np.load("result/optimized.npz") as stored:
-        np.testing.assert_array_equal(stored["row"], [3, 7])
-        assert stored["queries"].shape == (2, 3, 5, 4)
-        assert stored["queries"].min() >= 0.0
-        assert stored["queries"].max() <= 1.0
-    assert [int(row["row"]) for row in read_csv(Path("result", "optimized.csv"))] == [3, 7]
-    assert "optimized.npz" in out
-    assert giveaway("purge", "result")[1] == "Removed 8 files\n"
-    assert not Path("result").exists()
-
-
-def test_queries_and_the_search_for_them(giveaway, done, file, arrays):
-    at = arrays["inputs"][:2] + 0.1
-    np.savez("queries.npz", queries=at)
-    flags = ("--kernel", "rbf", "--length", 1, "--records", "4,0", "--queries", "queries.npz", "--optimize", "kl")
-    done("lood", file, *flags, "--out", "result")
-    posterior = Process(KernelChoice("rbf", length=1.0), 0.05).fit(arrays["inputs"], arrays["targets"])
-    expected = study(posterior, [4, 0], queries=at, optimize="kl")
-    for name in ("records.csv", "queries.csv", "optimized.csv"):
-        assert Path("result", name).read_text() == expected[name]
-    assert [row["query"] for row in read_csv(Path("result", "queries.csv"))] == ["0", "0", "1", "1", "all", "all"]
-    own = column("result/records.csv", "lood_kl")
-    assert max(np.array(column("result/optimized.csv", "value")) / own) <= 1 + 1e-8
-    files = {path.name for path in Path("result").iterdir()}
-    assert files == FILES | {"queries.csv", "optimized.csv", "optimized.npz"}
-    assert {*json.loads(Path("result", "audit.json").read_text())["files"], "audit.json"} == files
-    assert {stat.S_IMODE(path.stat().st_mode) for path in Path("result").iterdir()} == {0o600}
-    assert giveaway("purge", "result")[:2] == (0, "Removed 9 files\n")
+    assert giveaway("purge", "result")[1] == "Removed 5 files\n"
     assert not Path("result").exists()
 
 
@@ -194,7 +148,7 @@ def test_people(done, file, arrays, suffix):
     assert "The 7 most exposed of 7 people, by lood_kl" in out
     assert "Rows are lines of scores.csv" in out
     assert SECRET not in out
-    assert {path.name for path in Path("result").iterdir()} == FILES - {"records.csv"}
+    assert {path.name for path in Path("result").iterdir()} == FILES
 
 
 def test_json_for_machines(giveaway, done, file, arrays):
@@ -226,8 +180,6 @@ def test_a_folder_of_other_options_or_records_is_refused_and_stays_as_it_was(giv
         ("--kernel rbf", "kernel was 'nngp', is 'rbf'"),
         ("--depth 2", "depth was None, is 2"),
         ("--sphere", "sphere was False, is True"),
-        ("--records 3", "records was None, is '3'"),
-        ("--seed 4", "seed was 0, is 4"),
     ):
         assert one_line(giveaway("lood", file, *flags.split(), "--out", "result")) == same.format(words)
     for changed in ("inputs", "targets"):
@@ -249,25 +201,13 @@ def test_a_folder_of_other_options_or_records_is_refused_and_stays_as_it_was(giv
         ("records.npz --kernel rbg", "kernel: expected a known name, got 'rbg'; did you mean rbf?"),
         ("records.npz --length 2", "length: expected one of the kernels rbf, laplace, got nngp"),
         ("records.npz --noise much", "Invalid value for '--noise': 'much' is not a valid float."),
-        ("records.npz --records 3;4", "records: expected whole numbers such as 3,17, got '3;4'; separate them"),
-        ("records.npz --records 30", "rows: expected rows from 0 to 29, got row 30"),
-        ("records.npz --queries missing.npz", "queries: expected a file that exists, got missing.npz"),
-        ("records.npz --queries records.npz", "queries: expected the key queries in records.npz, got keys"),
-        ("records.npz --queries wide.npz", "queries: expected queries as (q, 3), got shape (2, 4)"),
-        ("records.npz --queries words.npz", "queries: expected images or a matrix of numbers, got dtype"),
-        ("records.npz --optimize median", "optimize: expected a known name, got 'median'; did you mean mean"),
-        ("records.npz --optimize kl --low 0", "low: expected --low and --high together, got --low alone; give both"),
-        ("records.npz --low 0 --high 1", "low: expected --optimize beside --low and --high, got none; name what to"),
         ("records.npz --groups short.txt", "groups: expected one name a record, 30 in all, got shape (2,)"),
-        ("records.npz --groups short.txt --records 1", "groups: expected no --records, --queries or --optimize beside"),
-        ("records.npz --top 0", "top: expected a finite number of at least 1, got 0; give a count"),
+        ("records.npz --top 0", "Invalid value for '--top': 0 is not in the range x>=1."),
         ("records.npz --kernal rbf", "No such option '--kernal'"),
     ],
 )
 def test_bad_usage_is_one_line_and_leaves_nothing(giveaway, file, flags, words):
     Path("short.txt").write_text("a\nb\n")
-    np.savez("wide.npz", queries=np.zeros((2, 4)))
-    np.savez("words.npz", queries=np.array(["a"]))
     before = sorted(os.listdir())
     assert one_line(giveaway("lood", *shlex.split(flags))).startswith(words)
     assert sorted(os.listdir()) == before
@@ -296,7 +236,7 @@ def test_an_earlier_result_survives_a_failed_run(giveaway, done, file, monkeypat
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("giveaway.cli.lood.lood_map", interrupted)
+    monkeypatch.setattr("giveaway.figures.lood_map", interrupted)
     assert one_line(giveaway("lood", file, "--out", "result"), code=130).startswith("interrupted")
     assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
     assert one_line(giveaway("lood", file, "--out", "new"), code=130).startswith("interrupted")

@@ -396,7 +396,7 @@ def test_what_a_sketch_is_worth_is_said(done, arrays):
     ("options", "words"),
     [
         ("--config probes=5", "probes: expected a whole number of at least 32, got 5; 256 suits most heads"),
-        ("--cache there", "cache: expected --model beside it, got --features; drop --cache"),
+        ("--cache there", "cache: expected --model beside it, got --features; drop cache"),
     ],
 )
 def test_the_words_of_errors(giveaway, arrays, options, words):

@@ -202,8 +202,8 @@ def test_validate_by_fine_tunes_of_ones_own(giveaway, done, mine):
 
 
 REFUSED = {
-    ("--inputs", "x.npz"): "inputs: expected --features or --model or --estimator beside it, got --lm; drop --inputs",
-    ("--layer", "head"): "layer: expected --model beside it, got --lm; drop --layer",
+    ("--inputs", "x.npz"): "inputs: expected --features or --model or --estimator beside it, got --lm; drop inputs",
+    ("--layer", "head"): "layer: expected --model beside it, got --lm; drop layer",
     ("--estimator", "x.skops"): "audit: expected one of --features, --model, --estimator and --lm, got --estimator and",
     ("--curvature", "dense"): "curvature: expected --features or --model or --estimator beside it, got --lm",
     ("--config", "kernel=rbf"): "kernel: expected --features or --model or --estimator beside it, got --lm",
@@ -211,7 +211,7 @@ REFUSED = {
     ("--data", "users_lm:nothing"): "dataset: expected at least 2 documents, got none",
     ("--scores", "entropy"): "scores: expected a known name, got 'entropy'",
     ("--config", "through=adapters"): "through: expected adapters of LoRA in the model, got none; name layers, or take",
-    ("--config", "continued=3"): "continued: expected whole numbers such as 3,17, got '3'; separate them by commas",
+    ("--config", "continued=3"): "continued: expected two whole numbers such as 50,50, got '3'; give both counts",
 }
 
 

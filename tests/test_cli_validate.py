@@ -217,7 +217,7 @@ def test_slices_trained_apart_are_collected(giveaway, done, mine):
     assert told.pop("seconds")["training"] > 0
     assert alone.pop("seconds")
     assert told == alone
-    assert told["trained"].startswith("The shadow models are logistic regressions of giveaway's recipe logistic; ")
+    assert told["trained"].startswith("The shadow models are LogisticRegressions of giveaway's recipe logistic; ")
     stored = json.loads(Path("audit/validation.json").read_text())
     assert stored["recipe"] == "logistic"
     assert not Path("audit/signals/slices").exists()

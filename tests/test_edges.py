@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from giveaway.checks import check_names, raised_at
 from giveaway.curvature.choice import Sketch, check_probes
-from giveaway.extract.user_files import read_npz_keys, subgroups_from
+from giveaway.extract.user_files import names_in, read_npz_keys, subgroups_from
 from giveaway.findings.explain import about
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta
@@ -75,8 +75,6 @@ def test_a_long_class_does_not_widen_the_file(tmp_path):
 
 
 def test_names_end_at_newlines_only_and_a_byte_order_mark_goes(tmp_path):
-    from giveaway.cli.source import names_in
-
     (tmp_path / "names.txt").write_bytes("\ufeffa\x0bb\u2028\x85\r\nc\x1c\rd\n".encode())
     assert names_in(str(tmp_path / "names.txt")).tolist() == ["a\x0bb\u2028\x85", "c\x1c\rd"]
 

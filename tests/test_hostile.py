@@ -370,18 +370,14 @@ def test_megabytes_in_one_text_do_not_fill_the_page(text):
     Page(page)
 
 
-@pytest.mark.parametrize("where", ["ids", "groups", "inputs", "subgroups"])
+@pytest.mark.parametrize("where", ["ids", "groups", "inputs"])
 def test_halves_of_letters_go_through_an_audit(tmp_path, where):
-    names = {key: np.array([f"{key} {i}" for i in range(40)]) for key in ("ids", "groups", "inputs", "subgroups")}
-    names["subgroups"] = np.array(["a", "b"])[np.arange(40) % 2]
+    names = {key: np.array([f"{key} {i}" for i in range(40)]) for key in ("ids", "groups", "inputs")}
     names[where] = np.array([f"{text}{HALVES[i % 2]}" for i, text in enumerate(names[where])])
-    if where == "subgroups":
-        names[where] = names[where][np.arange(40) % 2]
     np.savez(tmp_path / "features.npz", **made_arrays(40), ids=names["ids"])
     np.save(tmp_path / "people.npy", names["groups"])
     np.savez(tmp_path / "text.npz", inputs=names["inputs"])
-    np.savez(tmp_path / "wards.npz", ward=names["subgroups"])
-    more = ("--groups", "people.npy") if where == "groups" else ("--inputs", "text.npz", "--subgroups", "wards.npz")
+    more = ("--groups", "people.npy") if where == "groups" else ("--inputs", "text.npz")
     with working_in(tmp_path), without_pictures():
         source = ("audit", "--features", "features.npz", *more, "--show-records")
         check_screen(run(*source, "--out", "audit"))

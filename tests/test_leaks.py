@@ -253,7 +253,6 @@ def provoking(tmp_path_factory, world) -> Path:
     (folder / "headless.csv").write_text("".join(f"{SMALL}{i % 2}\n" for i in range(N)))
     (folder / "ragged.csv").write_text("a,b\n" + f"{SMALL},1\n" * (N - 1) + f"{SMALL}\n")
     (folder / "weak-key").write_text(KEY[:12])
-    np.save(folder / "rows.npy", np.full(N, 918273))
     np.savez(folder / "signals.npz", **made_signals(N + 1))
     (folder / "bad.toml").write_text(f'features = "fine.npz"\nl2 = "{TEXT}\n')
     X = np.arange(2.0 * N).reshape(N, 2) % 7
@@ -295,7 +294,6 @@ PROVOKED: dict[str, tuple[object, ...]] = {
     **{f"estimator {name}": (*FROM_ESTIMATOR, f"users_bad:{name}") for name in ("word", "label", "hole", "short")},
     "forest word": ("audit", "--allow-pickle", "--estimator", "forest.joblib", "--data", "users_bad:word"),
     "an unseen level": ("audit", "--allow-pickle", "--estimator", "levels.joblib", "--data", "users_bad:unseen"),
-    "rows": ("validate", "records", "--signals", "signals.npz", "--rows", "rows.npy"),
     "signals": ("validate", "records", "--signals", "signals.npz"),
     "compare": ("compare", "records", "renamed"),
     **{f"lood {name}": ("lood", f"{name}.npz", "--out", "never") for name in ("text", "bytes", "holes")},

@@ -25,7 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from giveaway.cli.source import source_from
-from giveaway.extract import from_sklearn, sklearn_unseen
+from giveaway.extract import from_sklearn
 from giveaway.extract.sklearn_unseen import out_of_bag
 from tests.conftest import refused
 from tests.extract.examples import ROWS
@@ -158,14 +158,6 @@ def test_any_shape(n, trees, columns, seed):
         assert found is None
         return
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_blocks_of_rows_change_nothing(X, labels, monkeypatch):
-    for name in ("forest", "votes"):
-        model = fitted(CLASSIFIERS[name], X, labels)
-        whole = out_of_bag(model, X, model.predict_proba(X))
-        monkeypatch.setattr(sklearn_unseen, "ROWS_PER_CHECK", 7)
-        np.testing.assert_array_equal(out_of_bag(model, X, model.predict_proba(X)), whole)
 
 
 def test_a_head_has_them_in_the_units_of_its_outputs(X, labels, values):

@@ -118,7 +118,7 @@ def test_a_network_that_never_stops_early_saw_all():
 
 def test_what_cannot_be_drawn_again_or_proved():
     drawn, _ = fitted(MLPClassifier((4,), max_iter=3, early_stopping=True), KINDS)
-    words = "with random_state=None, whose split cannot be drawn again; fit with random_state=0, or without early"
+    words = "early stopping without a whole number as random_state; fit with random_state=0, or without early"
     refused(words, ga.from_sklearn, drawn, X, KINDS)
     y = np.exp(X[:, 0])
     gamma, _ = fitted(HistGradientBoostingRegressor(loss="gamma", max_iter=3, **STOPPING), y)

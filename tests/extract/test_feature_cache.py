@@ -376,5 +376,5 @@ def test_the_command_line_names_a_cache(tmp_path, monkeypatch):
     for _ in range(2):
         source_from(named | {"cache": str(tmp_path / "cache")}, lambda words: None)
         assert len(runs) == 6  # the only batch is run again, and four parts of it
-    with pytest.raises(InputError, match="cache: expected --model beside it, got --features; drop --"):
+    with pytest.raises(InputError, match="cache: expected --model beside it, got --features; drop cache"):
         source_from({"features": "x.npz", "cache": "y"}, lambda words: None)

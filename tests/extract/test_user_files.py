@@ -1,4 +1,4 @@
-"""Inputs, signals, row numbers and subgroups from files, or an error in one line."""
+"""Inputs, signals and subgroups from files, or an error in one line."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.extract.user_files import inputs_from, reading, records_from, row_numbers, signals_from, subgroups_from
+from giveaway.extract.user_files import read_npz_keys, reading, records_from, signals_from, subgroups_from
 from giveaway.records import Signals
 from giveaway.records.examples import as_numbers
 from tests.conftest import refused
@@ -27,8 +27,13 @@ def saved(path, values, suffix=".npz"):
     return path
 
 
-def refusal(path, read=inputs_from, **options):
-    return refused("; ", read, path, **options)
+def numbers_from(path):
+    """What `giveaway lood` makes of its records."""
+    return as_numbers(read_npz_keys("inputs", path, ("inputs",))[0])
+
+
+def refusal(path, read=numbers_from):
+    return refused("; ", read, path)
 
 
 # ------------------------------------------------------------------------------------------------ inputs and records
@@ -40,8 +45,8 @@ def test_images_have_their_channels_first_as_bytes_or_as_shares(tmp_path_factory
     images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     path, first = tmp_path_factory.mktemp("images") / "records.npz", images.transpose(0, 3, 1, 2)
     for stored in (images, first) if shape[1] not in (1, 3, 4) else (images,):
-        numbers, targets = inputs_from(saved(path, stored))
-        assert (numbers.shape, numbers.dtype, targets) == (first.shape, np.float64, None)
+        numbers = numbers_from(saved(path, stored))
+        assert (numbers.shape, numbers.dtype) == (first.shape, np.float64)
         assert numbers.flags.c_contiguous
         for i, y, x, k in np.ndindex(shape):
             assert numbers[i, k, y, x] == int(images[i, y, x, k]) / 255
@@ -50,14 +55,12 @@ def test_images_have_their_channels_first_as_bytes_or_as_shares(tmp_path_factory
             assert records.dtype == np.uint8
             np.testing.assert_array_equal(records, first)
     np.testing.assert_array_equal(records_from(saved(path, images[..., 0])), first[:, :1])
-    np.testing.assert_array_equal(inputs_from(str(saved(path, images[..., 0])))[0], first[:, :1] / 255)
+    np.testing.assert_array_equal(numbers_from(str(saved(path, images[..., 0]))), first[:, :1] / 255)
 
 
-def test_targets_beside_the_inputs_and_images_of_two_channels(path):
-    np.savez(path, inputs=np.zeros((3, 5, 4, 3), np.uint8), targets=np.arange(3))
-    np.testing.assert_array_equal(inputs_from(path, targets=True)[1], [0, 1, 2])
+def test_images_of_two_channels_are_refused(path):
     two = saved(path, np.zeros((2, 5, 6, 2), np.uint8))
-    refused(r"inputs: expected images with 1, 3 or 4 channels, last or first, got shape", inputs_from, two)
+    refused(r"inputs: expected images with 1, 3 or 4 channels, last or first, got shape", numbers_from, two)
 
 
 OTHERS = [
@@ -78,7 +81,7 @@ def test_other_records_stay_as_they_are(path, values, suffix):
     assert records.dtype == values.dtype
     np.testing.assert_array_equal(records, values)
     if values.dtype.kind != "U":
-        numbers, _ = inputs_from(saved(path, values))
+        numbers = numbers_from(saved(path, values))
         assert numbers.dtype == np.float64
         np.testing.assert_array_equal(numbers, values)
 
@@ -94,10 +97,10 @@ def test_the_array_handed_over_is_left_alone():
 def test_missing_keys_are_named(path):
     np.savez(path, features=np.ones((2, 2)), labels=np.ones(2))
     expected = "inputs: expected the key inputs in records.npz, got keys features, labels; add it"
-    assert refusal(path) == refusal(path, targets=True) == refusal(path, records_from) == expected
+    assert refusal(path) == refusal(path, records_from) == expected
     np.savez(path, inputs=np.ones((2, 2)))
-    inputs_from(path)
-    assert refusal(path, targets=True) == "targets: expected the key targets in records.npz, got keys inputs; add it"
+    words = "targets: expected the key targets in records.npz, got keys inputs; add it"
+    assert refused("; ", read_npz_keys, "inputs", path, ("inputs", "targets")) == words
 
 
 @pytest.mark.parametrize("values", [np.array(["a", "b"]), np.array([b"a"]), np.ones(2, dtype=complex)])
@@ -106,7 +109,7 @@ def test_words_and_other_kinds_are_refused(path, values):
     assert refusal(saved(path, values)).startswith(expected)
 
 
-@pytest.mark.parametrize("read", [inputs_from, records_from])
+@pytest.mark.parametrize("read", [numbers_from, records_from])
 def test_files_that_are_none(path, tmp_path, read):
     assert refusal(path, read) == f"inputs: expected a file that exists, got {path}; check the path"
     assert refusal(tmp_path, read).startswith("inputs: expected a file that exists, got")
@@ -152,7 +155,7 @@ def test_records_that_need_pickle_are_refused_unread(tmp_path, path, suffix):
     assert not (tmp_path / "exploded").exists()
 
 
-# ------------------------------------------------------------------------------------------------ signals, row numbers
+# ------------------------------------------------------------------------------------------------ signals
 
 PHI = np.random.default_rng(0).normal(size=(4, 11)).astype(np.float16)
 MEMBERS = PHI > 0
@@ -185,43 +188,30 @@ def test_signals_that_cannot_be_used(path, arrays, words):
     assert words in refusal(path, signals_from)
 
 
-def test_signals_and_rows_that_cannot_be_read(tmp_path, path):
+def test_signals_that_cannot_be_read(tmp_path, path):
     assert refusal(tmp_path / "missing.npz", signals_from).startswith("signals: expected a file that exists")
     path.write_bytes(b"PK")
     assert refusal(path, signals_from).startswith("signals: expected a whole .npz file")
-    np.savez(path, rows=np.arange(3))
-    words = "rows: expected the key index in records.npz, got keys rows; add it"
-    assert refusal(path, row_numbers) == words
-
-
-def test_row_numbers(tmp_path):
-    np.save(tmp_path / "rows.npy", np.array([3, 1]))
-    np.savez(tmp_path / "target.npz", index=np.array([2, 0]))
-    assert row_numbers(tmp_path / "rows.npy").tolist() == [3, 1]
-    assert row_numbers(tmp_path / "target.npz").tolist() == [2, 0]
 
 
 # ------------------------------------------------------------------------------------------------ subgroups
 
 
-def test_subgroups_are_columns_of_a_csv_or_arrays_of_an_npz(tmp_path):
+def test_subgroups_are_columns_of_a_csv(tmp_path):
     (tmp_path / "s.csv").write_text('sex,"age, years"\nf,"40,5"\nm,30\nf,\n', encoding="utf-8")
     columns = subgroups_from(str(tmp_path / "s.csv"), 3)
     assert {k: v.tolist() for k, v in columns.items()} == {"sex": ["f", "m", "f"], "age, years": ["40,5", "30", ""]}
-    np.savez(tmp_path / "s.npz", site=np.array([1, 2, 2]))
-    assert subgroups_from(str(tmp_path / "s.npz"), 3)["site"].tolist() == ["1", "2", "2"]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("s.txt", "a\n", r"subgroups: expected FILE.csv with a heading, or FILE.npz, got .*s.txt"),
-        ("s.csv", "sex\nf\n", r"expected 3 values, one a record, got 1 in column 0; align the file"),
-        ("s.csv", "sex,age\nf\n", r"expected 2 cells a line, got .*, where lines differ"),
-        ("s.csv", "", r"expected a readable CSV with a heading"),
+        ("s.csv", "sex\nf\n", r"expected 3 lines, one a record, got 1; align the file"),
+        ("s.csv", "sex,age\nf\n", r"expected 2 cells a line, got lines that differ; repair the file"),
+        ("s.csv", "sex,sex\nf,g\n", r"expected a different heading for each column, got none, or two that are equal"),
+        ("s.csv", "", r"expected a whole CSV with a heading, got s.csv, truncated"),
         ("s.csv", "name\n" + "\n".join(map(str, range(300))), r"expected at most 200 subgroups, got 300 in column 0"),
-        ("none.csv", None, r"expected a readable CSV with a heading, got .*none.csv; check the file"),
-        ("none.npz", None, r"expected a file that exists, got .*none.npz; check the path"),
+        ("none.csv", None, r"expected a file that exists, got .*none.csv; check the path"),
     ],
 )
 def test_what_is_no_file_of_subgroups(tmp_path, name, text, words):

@@ -239,7 +239,7 @@ def test_the_command_line_names_records_held_out_and_turns_relatives_off(tmp_pat
     assert repr(head).endswith("relatives=mirror+shift, held_out=11)")
     assert "Running your code: pictured:other" in said
     assert source_from(named | {"relatives": False}, said.append)[0].relatives is None
-    words = "^relatives: expected --model beside it, got --features; drop --config relatives=false"
+    words = "^relatives: expected --model beside it, got --features; drop relatives"
     refused(words, source_from, {"features": "x.npz", "relatives": False}, said.append)
 
 

@@ -4,15 +4,14 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 import click
 
 from giveaway.cli.audit_command import audit
 from giveaway.cli.demo import demo
 from giveaway.cli.follow_up_commands import canaries, compare, export, gate, weights
+from giveaway.cli.lood import lood
 from giveaway.cli.mitigate_command import mitigate
-from giveaway.cli.options import AS_JSON, SEED
 from giveaway.cli.theory import theory
 from giveaway.cli.trace import trace
 from giveaway.cli.validate_command import validate
@@ -32,51 +31,8 @@ def cli(traceback: bool) -> None:
     """Find the training records whose presence your model gives away."""
 
 
-for command in (audit, demo, theory, trace, canaries, weights, mitigate, compare, gate, export, validate):
+for command in (audit, demo, lood, theory, trace, canaries, weights, mitigate, compare, gate, export, validate):
     cli.add_command(command)
-
-
-@cli.command()
-@click.argument("inputs")
-@click.option("--kernel", default="nngp", show_default=True, help="rbf, laplace, linear, nngp, conv_nngp")
-@click.option(
-    "--noise", type=float, default=0.05, show_default=True, help="Variance of the targets around the function."
-)
-@click.option("--length", type=float, help="Length scale of rbf or laplace; default the median distance.")
-@click.option("--depth", type=int, help="Hidden layers of a network kernel; default 3.")
-@click.option("--activation", help="Activation of a network kernel: relu, leaky_relu, erf, gelu, tanh, identity.")
-@click.option("--weight-variance", type=float, help="Weight variance of a network or linear kernel.")
-@click.option("--bias-variance", type=float, help="Bias variance of a network or linear kernel.")
-@click.option("--filter-size", type=int, help="Filter size of a convolutional kernel; default 3.")
-@click.option("--stride", type=int, help="Stride of a convolutional kernel; default 1.")
-@click.option("--padding", help="Padding of a convolutional kernel: same or valid.")
-@click.option("--readout", help="Read-out of a convolutional kernel: flatten or pool.")
-@click.option("--sphere", is_flag=True, help="Centre each record and put it on a sphere first.")
-@click.option("--groups", help="File with the name of each record's person (.npy, or one a line): rows are people.")
-@click.option("--records", help="Rows to study in detail, such as 3,17; default the ten most exposed.")
-@click.option("--queries", help="FILE.npz with the key queries: measure the distances at these points.")
-@click.option("--optimize", help="kl or mean: search for the queries with the largest distance.")
-@click.option("--starts", type=int, default=8, show_default=True, help="With --optimize: number of starting points.")
-@click.option("--steps", type=int, default=200, show_default=True, help="With --optimize: most steps of a search.")
-@click.option("--low", type=float, help="With --optimize: smallest value in a query, such as 0 for pixels.")
-@click.option("--high", type=float, help="With --optimize: largest value in a query, such as 1 for pixels.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the search.")
-@click.option("--device", help="Where to compute, such as cuda.")
-@click.option("--top", type=int, default=10, show_default=True, help="Rows to print.")
-@click.option("--out", default="giveaway-lood", show_default=True, help="Folder for the result.")
-@click.option("--overwrite", is_flag=True, help="Remove another result that is in --out.")
-@click.option("--dry-run", is_flag=True, help="Only estimate the cost: memory, time.")
-@AS_JSON
-def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, dry_run: bool, **flags: Any) -> None:
-    """Ask a Gaussian process instead of a model.
-
-    For every record of INPUTS.npz (keys inputs and targets), measure how far the process's prediction moves when the
-    record is left out.
-    """
-    from giveaway.cli.lood import run_lood
-
-    given = {name: value for name, value in flags.items() if value is not None}
-    run_lood(inputs, out, top, as_json, given, overwrite=overwrite, dry_run=dry_run)
 
 
 @cli.command()

@@ -59,7 +59,7 @@ from giveaway.cli.options import AS_JSON, GATE, RARE
     type=click.Choice(["labels", "probabilities", "weights"]),
     help="What the attacker sees of the model (default probabilities).",
 )
-@click.option("--subgroups", help="FILE.csv with a header row, or .npz: report subgroups that are many at the top.")
+@click.option("--subgroups", help="FILE.csv with a header row: report subgroups that are many at the top.")
 @click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
 @click.option(
     "--show-records",

@@ -17,7 +17,6 @@ from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
 from giveaway.checks import fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
-from giveaway.curvature.choice import Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
 from giveaway.findings.gate import FILE as VERDICT
@@ -75,7 +74,9 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
             resolved = plan(head, **arguments, processes=processes) if dry_run else None
             cost = forecast(head, arguments["curvature"], processes, resolved)
             if deeper is not None:
-                cost = replace(cost, notes=(*cost.notes, _work_ahead(deeper)))
+                sizes = ", ".join(f"{name} ({one.size:,} parameters)" for name, one in deeper.deep.networks.items())
+                ahead = f"depths: {sizes}: {deeper.solves:,} solves or more each; not in this estimate"
+                cost = replace(cost, notes=(*cost.notes, ahead))
             if dry_run and processes.first:
                 say(json.dumps(cost.to_json()) if as_json else "\n".join(cost.lines()))
             elif processes.first and (cost.seconds or 0.0) >= LONG:
@@ -83,14 +84,6 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
         if not dry_run:
             work: Options = {"deeper": deeper, "processes": processes, "resume": resume, "overwrite": overwrite}
             audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, **work)
-
-
-def _work_ahead(deeper: DepthAudit) -> str:
-    """Say how many solves scores through the network take: the passes of a solve are known once it is done."""
-    solves = f"{deeper.solves:,} solves" if deeper.solves else "no solves, a few passes over the records"
-    more = ", and some for records in doubt" if isinstance(deeper.method, Sketch) else ""
-    sizes = ", ".join(f"{depth} ({network.size:,} parameters)" for depth, network in deeper.deep.networks.items())
-    return f"depths: {sizes}: {solves} each{more}; not in this estimate"
 
 
 def audit_and_tell(
@@ -214,14 +207,12 @@ def audit_into(
     if processes.first:
         check_folder(place, origin, overwrite=overwrite)
     processes.barrier()
-    checkpoint: FolderCheckpoint | None = None
+    same = ("inputs_sha256", "weights_sha256", "config", "versions")
+    begun = {name: value for name, value in origin.to_json().items() if name in same} | {"processes": processes.size}
+    if not processes.first:  # which makes its own before the others
+        processes.barrier()
+    checkpoint = FolderCheckpoint(place.path, begun, resume=resume, rank=processes.rank)
     try:
-        same = ("inputs_sha256", "weights_sha256", "config", "versions")
-        begun = {name: value for name, value in origin.to_json().items() if name in same}
-        if not processes.first:  # which makes its own before the others
-            processes.barrier()
-        begun["processes"] = processes.size
-        checkpoint = FolderCheckpoint(place.path, begun, resume=resume, rank=processes.rank)
         if processes.first:
             processes.barrier()
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
@@ -246,7 +237,6 @@ def audit_into(
         write_audit(place, tables, head, pages={"config.toml": to_toml(config)}, show_records=show)
         checkpoint.finish()
     except BaseException:
-        if checkpoint is not None:
-            checkpoint.finish(failed=True)
+        checkpoint.finish(failed=True)
         raise
     return tables

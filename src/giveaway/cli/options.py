@@ -44,6 +44,5 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "errors": (bool, "Add the standard error of every sketched score."),
     "seed": (int, "Seed of the random probes."),
     "depth_method": (str, "For --depth: sketch, or exact (solves for every record)."),
-    "depth_curvature": (str, "With depth_method=exact: ggn or hessian."),
     "depth_probes": (int, "How many probes the sketch of a depth takes, 64 by default."),
 }

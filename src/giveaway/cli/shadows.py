@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neural_network import MLPClassifier
@@ -28,19 +27,11 @@ from giveaway.text import human_seconds, parts_of
 
 MODELS = 64
 WAYS = ("train", "estimator", "recipe")
-BESIDE = {  # what can train shadow models with each option
-    "data": WAYS,
-    "models": WAYS,
-    "only": WAYS,
-    "device": ("train",),
-    "workers": WAYS,
-    "dry_run": WAYS,
-    "allow_pickle": ("estimator",),
-}
-RECIPES = {  # what stands in where the audited model cannot be trained again, and what to call several of it
-    "ridge": (Ridge(), "ridge regressions"),
-    "logistic": (LogisticRegression(max_iter=10_000), "logistic regressions"),
-    "mlp": (MLPClassifier((64, 64), max_iter=1_000), "MLPs"),
+OF_TRAINING = ("data", "models", "only", "device", "workers", "dry_run", "allow_pickle")  # options beside a way
+RECIPES = {  # what stands in where the audited model cannot be trained again
+    "ridge": Ridge(),
+    "logistic": LogisticRegression(max_iter=10_000),
+    "mlp": MLPClassifier((64, 64), max_iter=1_000),
 }
 TAKEN_AS = {
     "probabilities": "Outputs are taken as probabilities: none is negative, and those of a record sum to 1.",
@@ -53,7 +44,7 @@ OF_TEXTS = "What a model says of a text is the mean log-likelihood of its tokens
 Shadows = tuple[Signals | None, str | None]
 
 
-def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, say: Say) -> Shadows:
+def signals_named(options: Options, table: ScoreTable, say: Say) -> Shadows:
     """Return the signals that the options name, training what is missing of them, and say what was trained.
 
     With `dry_run` only the first model is trained, and what the others would take is said; with `only` a slice.
@@ -61,18 +52,18 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
     audited, named = _audited(table), _ways(options)
     taken_as = TAKEN_AS | ({"phi": OF_TEXTS} if table.meta.loss == "tokens" else {})
     if options.get("collect"):
-        if beside := [name for name in (*WAYS, *BESIDE) if name in options]:
+        if beside := [name for name in (*WAYS, *OF_TRAINING) if name in options]:
             raise fail("collect", "no training beside it", f"--{beside[0]}", f"drop --{beside[0]}, or --collect")
         signals, about = collect_slices(options["signals"])
         options.update(about)
         return signals, about.get("trained") and f"{about['trained']} {taken_as[signals.kind]}"
     if not named and "models" in options and "estimator" in audited:
         options, named = {**options, "estimator": audited["estimator"]}, ["estimator"]
-    for name, ways in BESIDE.items():
-        if name in options and not set(named) & set(ways):
-            expected = " or ".join(f"--{way}" for way in ways) + " beside it"
-            remedy = f"drop --{name.replace('_', '-')}, or say what to train"
-            raise fail(name, expected, f"--{named[0]}" if named else "none", remedy)
+    for name in OF_TRAINING:
+        way = "--train" if name == "device" else "--train, --estimator or --recipe"
+        if name in options and (not named or (name == "device" and named != ["train"])):
+            got, flag = f"--{named[0]}" if named else "none", f"--{name.replace('_', '-')}"
+            raise fail(name, f"{way} beside it", got, f"drop {flag}, or say what to train")
     if not named:
         path = options["signals"]
         if not (Path(path) / MARKER if Path(path).is_dir() else Path(path)).exists():
@@ -87,7 +78,7 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
     models = check_whole("models", options.get("models", MODELS), LEAST_MODELS, remedy="fewer show nothing")
     place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
     training, trained = _training(options, audited, table, say)
-    training = checked_training(training, table, rows)
+    training = checked_training(training, table)
     only = _slice(options)
     if options.get("dry_run"):
         seconds, missing = first_model(training, **place)
@@ -146,33 +137,24 @@ def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, s
         say(f"Running your code: {name}")
         training = Retraining(named_function("train", name), *_data(options, audited, table, say), **run)
         return training, f"The shadow models are trained by your function {name}."
-    if (name := options.get("recipe")) is not None:
-        check_choice("recipe", name, RECIPES)
-        return _by_recipe(name, _data(options, audited, table, say), table.meta.model, run)
-    given = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-    training = Retraining(given, *_data(options, audited, table, say), **run)
-    kind, like = training.name, table.meta.model
-    said = f"The shadow models are clones of a {kind} with the same settings"
-    if type(given).__name__ != type(training.model).__name__:
-        said += f", the best that {type(given).__name__} found; the search is not repeated"
-    if like is not None and like != kind:
-        said += f"; the audited model is a {like}: the count is of {kind} models"
-    return training, f"{said}."
-
-
-def _by_recipe(name: str, data: tuple[Any, Any], like: str | None, run: Options) -> tuple[Retraining, str]:
-    estimator, plural = RECIPES[name]
-    X, y = data
-    if getattr(X, "ndim", 0) != 2:
+    if (recipe := options.get("recipe")) is not None:
+        given = RECIPES[check_choice("recipe", recipe, RECIPES)]
+    else:
+        given = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
+    X, y = _data(options, audited, table, say)
+    if recipe is not None and getattr(X, "ndim", 0) != 2:
         got = "none" if X is None else f"a {type(X).__name__} of {getattr(X, 'ndim', 'unknown')} dimensions"
         raise fail("data", "a matrix of numbers beside --recipe", got, "name a function that returns (X, y)")
-    of = "the count is of them, and of the audited model as far as it was trained in the same way"
-    if like == type(estimator).__name__:
-        of = f"the count is of these, whose settings need not be those of the audited {like}"
-    elif like is not None:
-        of = f"the audited model is a {like}: the count is of {plural}"
-    training = Retraining(estimator, X, y, **run)
-    return training, f"The shadow models are {plural} of giveaway's recipe {name}; {of}."
+    training = Retraining(given, X, y, **run)
+    kind, like = training.name, table.meta.model
+    said = f"clones of a {kind} with the same settings" if recipe is None else f"{kind}s of giveaway's recipe {recipe}"
+    if type(given).__name__ != type(training.model).__name__:
+        said += f", the best that {type(given).__name__} found; the search is not repeated"
+    if like not in (None, kind):
+        said += f"; the audited model is a {like}: the count is of {kind} models"
+    elif recipe is not None:
+        said += "; the count is of these, whose settings need not be those of the audited model"
+    return training, f"The shadow models are {said}."
 
 
 def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Any, Any]:

@@ -8,32 +8,27 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from giveaway.auditing.cost import TimedCost, price_texts
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
-from giveaway.checks import InputError, check_choice, check_names, check_number, fail, nearest
+from giveaway.checks import InputError, check_choice, check_number, fail, nearest
 from giveaway.cli.language_models import lm_arguments
-from giveaway.cli.options import RARE
-from giveaway.curvature.choice import MOST_PROBES, Auto, Dense, Sketch, check_probes
+from giveaway.curvature.choice import Auto, Dense, Sketch, check_probes
 from giveaway.extract import Batches, Cached, InMemory, from_file, from_sklearn, from_torch
 from giveaway.extract.language_models import from_causal_lm
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.text_gradients import TextCurvature
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import load_weights
-from giveaway.extract.user_files import call_factory, load_estimator, records_from
+from giveaway.extract.user_files import call_factory, load_estimator, names_in, records_from
 from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.network.depths import Depths, Solves, checked_depths
-from giveaway.network.solves import CURVATURES
 from giveaway.records import Head, LossTrace
 from giveaway.records.texts import Texts
-from giveaway.storage.arrays import read_npy
 from giveaway.storage.files import read_toml
 
 Options = dict[str, Any]
@@ -41,7 +36,7 @@ Say = Callable[[str], Any]
 
 WORDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
 OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
-OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
+OF_DEPTH = ("damping", "depth_method", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
 OF_TORCH = ("layer", "relatives")
 OF_MODEL = ("weights", "depth", "batch_size", "cache")
@@ -70,7 +65,7 @@ def source_from(
     for name in sorted(set.union(*TAKES.values()) - TAKES[source]):
         if name in options:
             fit = " or ".join(f"--{other}" for other, taken in TAKES.items() if name in taken)
-            raise fail(name, f"{fit} beside it", f"--{source}", f"drop {_spelled(name, options)}")
+            raise fail(name, f"{fit} beside it", f"--{source}", f"drop {name}")
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
     depth, deeper = _depth_audit(options, processes), None
@@ -154,7 +149,10 @@ def _from_lm(
     named = through if through in ("head", "adapters") else [name.strip() for name in through.split(",")]
     arguments["curvature"] = None if through == "none" else TextCurvature(named)
     if "continued" in options:
-        arguments["continued"] = tuple(whole_numbers("continued", options["continued"], 2))
+        counts = options["continued"].split(",")
+        if len(counts) != 2 or not all(count.strip().isdecimal() for count in counts):
+            raise fail("continued", "two whole numbers such as 50,50", repr(options["continued"]), "give both counts")
+        arguments["continued"] = tuple(map(int, counts))
     groups = None if options.get("by") == "record" else names.get("groups")
     if dry_run:
         return price_texts(**arguments)
@@ -166,11 +164,11 @@ def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthA
     if "depth" not in options:
         for name in OF_DEPTH:
             if name in options:
-                raise fail(name, "--depth beside it", "none", f"name a depth, or drop {_spelled(name, options)}")
+                raise fail(name, "--depth beside it", "none", f"name a depth, or drop {name}")
         return None
     if "layer" in options:
-        got = "--layer, by which the head may be another layer than the network's"
-        raise fail("depth", "the network as it is, in memory", got, "drop --layer, or --depth")
+        got = "layer, by which the head may be another layer than the network's"
+        raise fail("depth", "the network as it is, in memory", got, "drop layer, or --depth")
     if processes.size > 1:
         got = f"{processes.size} of torchrun"
         raise fail("depth", "one process", got, "audit deeper by one process, without torchrun")
@@ -178,37 +176,17 @@ def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthA
         remedy = "n times the weight decay that a mean loss was trained with"
         raise fail("damping", "--damping beside --depth", "none", f"give one: {remedy}, as docs/network.md says")
     depths = checked_depths("depth", [name.strip() for name in options["depth"].split(",")])
-    method, shared = _depth_method(options), _given(options, ("damping", "memory"))
-
-    def prepare(model: torch.nn.Module, data: Any, loss: str) -> DepthAudit:
-        return DepthAudit(Depths(model, data, loss=loss, depths=depths, **shared), curvature=method)
-
-    return prepare
-
-
-def _depth_method(options: Options) -> Method:
-    method = check_choice("depth_method", options.get("depth_method", "sketch"), tuple(METHODS.values()))
-    curvature = check_choice("depth_curvature", options.get("depth_curvature", "ggn"), CURVATURES)
-    if curvature != "ggn" and method != "exact":
-        remedy = "take the exact method, or leave it out"
-        raise fail("depth_curvature", "--config depth_method=exact beside hessian", method, remedy)
-    probes, solves = options.get("depth_probes", PROBES), _given(options, ("tolerance", "allow_unconverged"))
-    if "depth_probes" in options and method != "sketch":
-        given = _spelled("depth_method", options)
-        raise fail("depth_probes", "a sketch", given, f"drop {_spelled('depth_probes', options)}")
-    if not 4 <= probes <= MOST_PROBES or probes % 2:
-        raise fail("depth_probes", f"an even number from 4 to {MOST_PROBES:,}", str(probes), "64 suits a ranking")
-    if method == "sketch":
-        return Sketch(probes=probes, seed=options.get("seed", 0), **solves)
-    return Solves(curvature=curvature, **solves)
-
-
-def _spelled(name: str, options: Options) -> str:
-    """An option as a user writes it: a flag, or the value that --config sets."""
-    if name not in RARE:
-        return f"--{name.replace('_', '-')}"
-    value = options[name]
-    return f"--config {name}={str(value).lower() if isinstance(value, bool) else value}"
+    solves = _given(options, ("tolerance", "allow_unconverged"))
+    if check_choice("depth_method", options.get("depth_method", "sketch"), METHODS.values()) == "sketch":
+        method: Method = Sketch(probes=options.get("depth_probes", PROBES), seed=options.get("seed", 0), **solves)
+    elif "depth_probes" in options:
+        raise fail("depth_probes", "a sketch", "depth_method=exact", "drop one of them")
+    else:
+        method = Solves(**solves)
+    shared = _given(options, ("damping", "memory"))
+    return lambda model, data, loss: DepthAudit(
+        Depths(model, data, loss=loss, depths=depths, **shared), curvature=method
+    )
 
 
 def device_named(name: str | None) -> torch.device | None:
@@ -220,26 +198,6 @@ def device_named(name: str | None) -> torch.device | None:
         return device
     except (RuntimeError, AssertionError) as error:
         raise fail("device", "a device that torch can use here", repr(name), "leave it out, or say cpu") from error
-
-
-def names_in(path: str, argument: str = "groups") -> np.ndarray:
-    """Return one name a record, from an .npy file or the lines of a text file."""
-    try:
-        if path.endswith(".npy"):
-            return read_npy(Path(path))
-        lines = Path(path).read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
-        names = [line.removesuffix("\r") for line in lines]
-    except (OSError, EOFError, ValueError) as error:
-        raise fail(argument, "a .npy of names, or a text file with one a line", path, "check the file") from error
-    return check_names(argument, names, len(names), unique=False)
-
-
-def whole_numbers(argument: str, text: str, count: int | None = None) -> list[int]:
-    """Return whole numbers that are separated by commas, `count` of them."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts) or count not in (None, len(parts)):
-        raise fail(argument, "whole numbers such as 3,17", repr(text), "separate them by commas")
-    return [int(part) for part in parts]
 
 
 def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -266,10 +224,10 @@ def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, An
 
 
 def to_toml(options: dict[str, Any]) -> str:
-    """Write flat options as TOML; what is None is left out."""
+    """Write flat options as TOML."""
     # JSON's escapes are TOML's too, but for surrogate pairs; JSON leaves DEL as it is, which TOML does not take.
-    given = {key: json.dumps(value, ensure_ascii=False) for key, value in options.items() if value is not None}
-    text = "".join(f"{key} = {value}\n" for key, value in given.items()).replace("\x7f", "\\u007f")
+    text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in options.items())
+    text = text.replace("\x7f", "\\u007f")
     # a file name that is no UTF-8 holds halves of surrogate pairs
     return re.sub("[\ud800-\udfff]", lambda half: f"\\\\u{ord(half.group()):04x}", text)
 
@@ -299,19 +257,15 @@ def audit_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ga.audit; --inputs ask for fused by name, so that unusable ones are an error."""
     scores = options.get("scores", "default,fused" if "inputs" in options else "default")
     process = _given(options, ("kernel", "noise"))
-    return {
-        "curvature": _curvature(options),
-        "scores": [name.strip() for name in scores.split(",")],
-        "trace": LossTrace(options["trace"]) if "trace" in options else None,
-        "kernel": Process(**process) if process else None,
-        "optimum": options.get("optimum", "assumed"),
-    }
-
-
-def _curvature(options: Mapping[str, Any]) -> Dense | Sketch | Auto:
     sketch, kind = Sketch(**_given(options, OF_SKETCH)), options.get("curvature", "auto")
     check_probes(sketch)
     if kind == "dense" and sketch.errors:
         raise fail("errors", "a sketched curvature", "none: dense scores are exact", "leave errors out")
     chosen: Any = {"dense": Dense(), "sketch": sketch, "auto": Auto(memory=sketch.memory, sketch=sketch)}[kind]
-    return chosen
+    return {
+        "curvature": chosen,
+        "scores": [name.strip() for name in scores.split(",")],
+        "trace": LossTrace(options["trace"]) if "trace" in options else None,
+        "kernel": Process(**process) if process else None,
+        "optimum": options.get("optimum", "assumed"),
+    }

@@ -31,13 +31,12 @@ from giveaway.text import say
 @click.option(
     "--target-model", type=int, multiple=True, help="Number of the audited model among the signals: left out."
 )
-@click.option("--rows", help="FILE.npy: which record of the data each row of the audit is; default: the same.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of training, draws and intervals.")
 @click.option("--gate", "rule_file", metavar="RULE.toml", help=GATE)
 @click.option("--allow-pickle", is_flag=True, default=None, help="Trust a pickled --estimator: it can run any code.")
 @click.option("--dry-run", is_flag=True, default=None, help="Train only the first model and say what all would take.")
 @AS_JSON
-def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool, **flags: Any) -> None:
+def validate(folder: str, rule_file: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against a real attack.
 
     Shadow models, trained as the audited one was but on halves of the records, are attacked with LiRA. The result says
@@ -50,7 +49,6 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     from giveaway.auditing.validate import held_against
     from giveaway.cli.audit_folder import tell
     from giveaway.cli.shadows import signals_named
-    from giveaway.extract.user_files import row_numbers
     from giveaway.findings.extras import ReportExtras
     from giveaway.findings.gate import read_rules
     from giveaway.records import ScoreTable
@@ -62,10 +60,9 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     if flags["only"] is None:  # slices are trained side by side, and write nothing but their own folder
         click.get_current_context().with_resource(place.locked())
     table = ScoreTable.load(folder, "scores")
-    places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
     where = named.setdefault("signals", str(place.path / SIGNALS))
-    signals, trained = signals_named(named, table, places, lambda words: say(words, err=True))
+    signals, trained = signals_named(named, table, lambda words: say(words, err=True))
     if signals is None:
         say(json.dumps({"slice" if flags["only"] else "estimate": trained}) if as_json else str(trained))
         return
@@ -74,7 +71,6 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     validation = held_against(
         signals,
         table,
-        places,
         target=named.get("target_model") if trained is None else (),
         training_seconds=stored_seconds(where, signals.models),
         seed=flags["seed"],

@@ -65,9 +65,8 @@ def from_file(
     if saved:
         settings = _saved_options(file, str(stored.pop("options")))
     if "l2" in stored:
-        number = as_tensor("l2", stored.pop("l2"))
-        if number.numel() != 1:
-            raise fail("l2", "one number", f"shape {tuple(number.shape)}", "one penalty holds for the whole head")
+        number = as_tensor("l2", stored.pop("l2")).reshape(-1)
+        check_shape("l2", number, (1,), "(1,), one penalty for the whole head")
         settings["l2"] = float(number)
     given: dict[str, Any] = {"l2": l2, "intercept": intercept, "penalize_intercept": penalize_intercept}
     given |= {"frozen": frozen, "loss": None if loss == "auto" else loss}

@@ -60,11 +60,8 @@ def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: A
             got = "class_weight='balanced' with sample_weight"
             raise fail("estimator", "one source of weights", got, "give class_weight as a dict")
     if liblinear and fields["bias"] is not None and estimator.intercept_scaling != 1:
-        # liblinear penalizes bias / scaling: a bias of its own only as the weight of a constant feature.
-        scale = float(estimator.intercept_scaling)
-        fields["features"] = np.column_stack([fields["features"], np.full(X.shape[0], scale)])
-        fields["weight"] = np.column_stack([fields["weight"], fields["bias"] / scale])
-        fields["bias"] = None
+        got = f"intercept_scaling={estimator.intercept_scaling:g}"
+        raise fail("estimator", "one penalty for weights and intercept", got, "fit with intercept_scaling=1")
     kind, ratio = estimator.penalty, estimator.l1_ratio
     if kind in ("deprecated", "elasticnet"):  # from 1.8 on l1_ratio alone tells, and penalty is "deprecated"
         kind = "l2" if not ratio else "l1" if ratio == 1 else "elasticnet"

@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin, is_classifier
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
+from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import InputError, as_tensor, errors_about, fail
@@ -103,19 +104,12 @@ def from_sklearn(
 
 def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
     """Return the fields of a Head; X, sparse if it was, and y have the shapes that `estimator` was fitted with."""
-    X = as_rows(X)
-    if X.ndim != 2:
-        raise fail("X", "shape (records, features)", f"shape {X.shape}", REFIT)
+    with refusals(estimator):
+        X = check_array(X, accept_sparse="csr", ensure_all_finite=False)
     y = checked_targets(y, X.shape[0])
     if X.shape[1] != estimator.n_features_in_:
         expected = f"{estimator.n_features_in_} columns, as the estimator was fitted with"
         raise fail("X", expected, f"{X.shape[1]} columns", REFIT)
-    if X.dtype.kind not in "fiub":
-        try:
-            X = X.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            remedy = "encode the columns as numbers, or pass the whole Pipeline"
-            raise fail("X", "an array of numbers", f"dtype {X.dtype}", remedy) from error
     fields = FIELDS[type(estimator)](estimator, X, y, sample_weight)
     for name in ("features", "weight", "bias"):
         fields[name] = None if fields[name] is None else as_tensor(name, fields[name])

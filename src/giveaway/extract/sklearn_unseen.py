@@ -3,8 +3,6 @@
 Either is proved: leaves hold as many records, an out-of-bag score or the score of the validation set is repeated.
 """
 
-from collections.abc import Iterator
-from copy import copy
 from numbers import Integral
 from typing import Any
 
@@ -18,7 +16,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.tree import BaseDecisionTree
 from sklearn.utils import check_array, check_random_state, compute_sample_weight
 
-from giveaway.checks import ROWS_PER_CHECK, check_names, fail
+from giveaway.checks import check_names, fail
 
 FORESTS: tuple[Any, ...] = (ensemble.RandomForestClassifier, ensemble.RandomForestRegressor)
 FORESTS += (ensemble.ExtraTreesClassifier, ensemble.ExtraTreesRegressor)
@@ -48,26 +46,27 @@ def out_of_bag(
         person = np.unique(check_names("groups", groups, n, unique=False), return_inverse=True)[1]
     counted = np.ones(n, dtype=bool) if sample_weight is None else np.asarray(sample_weight) > 0
     total, voices = np.zeros(outputs.shape), np.zeros(n, dtype=np.int64)
-    for place, (one, drawn, columns) in enumerate(_estimators_of(estimator)):
+    samples = estimator.estimators_samples_
+    if len(samples) != len(estimator.estimators_):
+        got = f"the draws of {len(samples)} of its {len(estimator.estimators_)} estimators, as after warm_start"
+        raise fail("estimator", "a bag that knows what each of its estimators saw", got, "fit it at once")
+    every = np.arange(estimator.n_features_in_)
+    features = getattr(estimator, "estimators_features_", [every] * len(samples))
+    for place, (one, drawn, columns) in enumerate(zip(estimator.estimators_, samples, features, strict=True)):
         saw, met = np.zeros((2, n), dtype=bool)
         saw[drawn] = counted[drawn]
         met[person[saw]] = True
         left_out = np.flatnonzero(~met[person])
-        given = rows if columns is None else rows[:, columns]
+        given = rows if np.array_equal(columns, every) else rows[:, columns]
         if isinstance(one, BaseDecisionTree):
-            leaves = one.apply(given)
-            check_leaves(one, leaves[saw], place)
-            values = _in_columns(one, one.tree_.value[:, 0], shape) if is_classifier(one) else one.tree_.value[:, :, 0]
-            total[left_out] += values[leaves[left_out]].reshape(-1, *shape)
+            check_leaves(one, one.apply(given[saw]), place)
+        if not len(left_out):
+            continue
+        if hasattr(one, "predict_proba"):
+            total[np.ix_(left_out, one.classes_.astype(int))] += one.predict_proba(given[left_out])
         else:
-            for start in range(0, len(left_out), ROWS_PER_CHECK):
-                part = left_out[start : start + ROWS_PER_CHECK]
-                if hasattr(one, "predict_proba"):
-                    total[part] += _in_columns(one, one.predict_proba(given[part]), shape)
-                else:
-                    values = np.asarray(one.predict(given[part]))
-                    votes = is_classifier(one)
-                    total[part] += np.eye(shape[0])[values.astype(int)] if votes else values.reshape(-1, *shape)
+            values = np.asarray(one.predict(given[left_out]))
+            total[left_out] += np.eye(*shape)[values.astype(int)] if is_classifier(one) else values.reshape(-1, *shape)
         voices[left_out] += 1
     total[voices == 0] = np.nan
     total /= np.maximum(voices, 1).reshape(-1, *(1 for _ in shape))
@@ -80,23 +79,6 @@ def out_of_bag(
     return total if voices.any() else None
 
 
-def _estimators_of(bag: Any) -> Iterator[tuple[Any, np.ndarray, np.ndarray | None]]:
-    """Yield each estimator, the rows drawn for it, and its columns where it has not all of them in their order."""
-    if type(bag) in FORESTS:
-        one = copy(bag)  # the rows of one tree at a time, which the forest draws again from the tree's seed
-        for tree in bag.estimators_:
-            one.estimators_ = [tree]
-            yield tree, one.estimators_samples_[0], None
-        return
-    samples, features = bag.estimators_samples_, bag.estimators_features_
-    if len(samples) != len(bag.estimators_):
-        got = f"the draws of {len(samples)} of its {len(bag.estimators_)} estimators, as after warm_start"
-        raise fail("estimator", "a bag that knows what each of its estimators saw", got, "fit it at once")
-    every = np.arange(bag.n_features_in_)
-    for one, drawn, columns in zip(bag.estimators_, samples, features, strict=True):
-        yield one, drawn, None if np.array_equal(columns, every) else columns
-
-
 def check_leaves(tree: BaseDecisionTree, leaves: np.ndarray, place: int) -> None:
     """Refuse records that are not the ones which this tree grew on: some leaf holds more or fewer of them."""
     nodes = tree.tree_
@@ -104,13 +86,6 @@ def check_leaves(tree: BaseDecisionTree, leaves: np.ndarray, place: int) -> None
     if not np.array_equal(held, np.where(nodes.children_left < 0, nodes.n_node_samples, 0)):
         got = f"others, or another order (tree {place} has other records in its leaves)"
         raise fail("X", "the records that the estimator was fitted on", got, OF_THE_FIT)
-
-
-def _in_columns(one: Any, probabilities: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a column for each class of the bag, of which one estimator may have seen only some."""
-    placed = np.zeros((len(probabilities), *shape))
-    placed[:, one.classes_.astype(int)] = probabilities
-    return placed
 
 
 def kept_out(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any = None) -> np.ndarray | None:
@@ -126,16 +101,14 @@ def kept_out(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any = None) -
     if never or not (getattr(estimator, "validation_fraction", None) and stopping):
         return None
     seed = getattr(estimator, "_random_seed", getattr(estimator, "random_state", None))  # drawn, or given
-    reason = None
-    if not isinstance(estimator, HISTOGRAMS + BOOSTED + NETWORKS + LINEAR):
-        reason = f"by {type(estimator).__name__}, whose split is not known"
-    elif not isinstance(seed, Integral):
-        reason = f"with random_state={'None' if seed is None else 'a generator'}, whose split cannot be drawn again"
-    elif getattr(estimator, "warm_start", False):
-        reason = "with warm_start, which may have split more than once"
-    elif isinstance(estimator, BOOSTED) and estimator.subsample < 1:
-        reason = "with subsample below 1, where nothing proves the split"
-    if reason is not None:
+    unsure = {
+        f"by {type(estimator).__name__}": not isinstance(estimator, HISTOGRAMS + BOOSTED + NETWORKS + LINEAR),
+        "without a whole number as random_state": not isinstance(seed, Integral),
+        "with warm_start": getattr(estimator, "warm_start", False),
+        "with subsample below 1": isinstance(estimator, BOOSTED) and estimator.subsample < 1,
+    }
+    if any(unsure.values()):
+        reason = next(filter(unsure.get, unsure))
         expected = "a fit on every record, or a validation split that can be drawn again"
         remedy = "fit with random_state=0, or without early stopping"
         raise fail("estimator", expected, f"early stopping {reason}", remedy)

@@ -20,11 +20,11 @@ import numpy as np
 
 from giveaway.checks import InputError, check_names, fail, nearest
 from giveaway.records import Signals
-from giveaway.records.examples import as_numbers, as_records
-from giveaway.records.rows import BFLOAT16, LARGE_BYTES, FileRows, widened
+from giveaway.records.examples import as_records
+from giveaway.records.rows import BFLOAT16, LARGE_BYTES, FileRows, row_kind, widened
 from giveaway.records.signals import KINDS as SIGNALS
 from giveaway.records.witnesses import HELD_OUT, is_relatives
-from giveaway.storage.arrays import PLAIN, npy_header, read_arrays, read_member, read_npy, reading
+from giveaway.storage.arrays import PLAIN, npy_header, read_member, read_npy, reading
 
 TRUST = "trust it with --allow-pickle (it can run any code)"
 SAFETENSORS = {
@@ -86,12 +86,6 @@ def named_function(argument: str, reference: str) -> Callable[..., Any]:
     return function
 
 
-def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return `inputs` of the file as float64 (n, …), images with channels first from 0 to 1; `targets` if wanted."""
-    inputs, *labels = read_npz_keys("inputs", path, ("inputs", "targets") if targets else ("inputs",))
-    return as_numbers(inputs), labels[0] if labels else None
-
-
 def records_from(path: str | os.PathLike[str]) -> Any:
     """Return `inputs` of an .npz file, or an .npy file mapped into memory, in the types that they are stored in."""
     plain = "save plain numbers, or a table as strings: table.astype(str)"
@@ -120,43 +114,31 @@ def signals_from(path: str | os.PathLike[str]) -> Signals:
     return Signals(values, members, kinds[0], labels=labels)
 
 
-def row_numbers(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return the integers of an .npy file, or of the key `index` of an .npz."""
-    with reading("rows", path, ".npy or .npz file") as file:
+def names_in(path: str | os.PathLike[str], argument: str = "groups") -> np.ndarray:
+    """Return one name a record, from an .npy file or the lines of a text file."""
+    with reading(argument, path, ".npy of names, or text file with one a line") as file:
         if file.suffix == ".npy":
             return read_npy(file)
-    return read_npz_keys("rows", path, ("index",))[0]
+        lines = file.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
+    return check_names(argument, [line.removesuffix("\r") for line in lines], len(lines), unique=False)
 
 
-def subgroups_from(path: str, n: int) -> dict[str, np.ndarray]:
-    """Return the subgroup of each of n records as text, for each column of a CSV or array of an .npz."""
-    if not path.endswith((".csv", ".npz")):
-        raise fail("subgroups", "FILE.csv with a heading, or FILE.npz", path, "write one column a kind of subgroup")
-    columns = read_arrays("subgroups", path, "numpy.savez") if path.endswith(".npz") else _read_csv(path)
-    if not columns:
-        raise fail("subgroups", "at least one column", f"{path} without any", "write one column a kind of subgroup")
-    for place, values in enumerate(columns.values()):
-        if values.shape != (n,):
-            got = f"{len(values) if values.ndim else 0} in column {place}"
-            raise fail("subgroups", f"{n} values, one a record", got, "align the file with the records")
+def subgroups_from(path: str | os.PathLike[str], n: int) -> dict[str, np.ndarray]:
+    """Return the subgroup of each of n records as text, for each column of a CSV with a heading."""
+    with reading("subgroups", path, "CSV with a heading") as file, file.open(newline="", encoding="utf-8-sig") as text:
+        heading, *lines = csv.reader(text)
+    if any(len(line) != len(heading) for line in lines):
+        raise fail("subgroups", f"{len(heading)} cells a line", "lines that differ", "repair the file")
+    if len(set(heading)) < len(heading) or not heading:
+        raise fail("subgroups", "a different heading for each column", "none, or two that are equal", "name each")
+    if len(lines) != n:
+        raise fail("subgroups", f"{n} lines, one a record", f"{len(lines)}", "align the file with the records")
+    columns = [check_names("subgroups", cells, n, unique=False) for cells in zip(*lines, strict=True)]
+    for place, values in enumerate(columns):
         if (count := len(np.unique(values))) > MOST_SUBGROUPS:
             got = f"{count} in column {place}"
             raise fail("subgroups", f"at most {MOST_SUBGROUPS} subgroups", got, "group the values, or leave it out")
-    return {name: values.astype(str) for name, values in columns.items()}
-
-
-def _read_csv(path: str) -> dict[str, np.ndarray]:
-    try:
-        with open(Path(path), newline="", encoding="utf-8-sig") as stream:
-            heading, *lines = csv.reader(stream)
-    except (OSError, ValueError, csv.Error) as error:
-        raise fail("subgroups", "a readable CSV with a heading", path, "check the file") from error
-    if any(len(line) != len(heading) for line in lines):
-        raise fail("subgroups", f"{len(heading)} cells a line", f"{path}, where lines differ", "repair the file")
-    if len(set(heading)) < len(heading):
-        raise fail("subgroups", "a different heading for each column", f"{path}, where two are equal", "rename one")
-    columns = zip(heading, zip(*lines, strict=True), strict=True) if lines else ((name, ()) for name in heading)
-    return {name: check_names("subgroups", cells, len(lines), unique=False) for name, cells in columns}
+    return dict(zip(heading, columns, strict=True))
 
 
 def read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = PLAIN) -> list[np.ndarray]:
@@ -192,30 +174,22 @@ def read_stored(path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
             parts[name][file] = array
     by_row = [name for name in (*ROWS, *sorted(filter(is_relatives, parts))) if name in parts]
     for name, places in parts.items():
-        names = [file.name for file in places]
-        if shards and name in ONCE and len(names) > 1:
-            got = f"one in {names[0]} and one in {names[1]}"
-            raise fail(name, f"one {name} for all shards", got, f"keep it in one of them, or in {HEAD}.npz")
-        if not shards and len(names) > 1 and (name not in by_row or f"{name}.npy" in names):
-            expected = f"{name}.npy" + (f" or {name}-*.npy" if name in by_row else "")
-            raise fail(name, expected, " and ".join(names[:2]), "keep one of them")
+        first, *others = [file.name for file in places]
+        if others and (name not in by_row or f"{name}.npy" in others):
+            expected = f"one {name} in the folder" + ("" if shards or name in ONCE else f", or {name}-*.npy alone")
+            raise fail(name, expected, f"one in {first} and one in {others[0]}", "keep one of them")
     stored: dict[str, Any] = {name: widened(*parts[name].values()) for name in parts if name not in by_row}
-    with_rows = sorted({file for name in by_row for file in parts[name]}) if shards else []
-    first: dict[Path, tuple[str, int]] = {}  # the first array of each shard, and its rows
+    stored |= {name: _stacked(name, parts[name]) for name in by_row}
+    for file in sorted({file for name in by_row for file in parts[name]}) if shards else ():
+        rows = {name: len(parts[name][file]) if file in parts[name] else 0 for name in by_row}
+        most, least = max(rows, key=rows.__getitem__), min(rows, key=rows.__getitem__)
+        if rows[most] != rows[least]:
+            expected = f"{rows[most]} rows in {file.name}, as of {most}"
+            raise fail(least, expected, f"{rows[least]} rows", "write one row a record in every array")
     notes = []
-    for name in by_row:
-        places = parts[name]
-        stored[name] = _stacked(name, places)
-        for file in with_rows:
-            if file not in places:
-                got = f"no {name} in {file.name}"
-                raise fail(name, "the same arrays in every shard", got, "write it there as well")
-            beside, rows = first.setdefault(file, (name, len(places[file])))
-            if len(places[file]) != rows:
-                expected, got = f"{rows} rows in {file.name}, as of {beside}", f"{len(places[file])} rows"
-                raise fail(name, expected, got, "write one row a record in every array")
-        held = [array for array in places.values() if type(array) is np.ndarray and array.size]
-        if held and name in ROWS[:2] and sum(array.nbytes for array in places.values()) >= LARGE_BYTES:
+    for name in ("features", "outputs"):
+        held = [type(array) is np.ndarray and array.size for array in parts[name].values()]
+        if any(held) and sum(array.nbytes for array in parts[name].values()) >= LARGE_BYTES:
             notes.append(f"{name} compressed, so read whole: numpy.savez would leave them on disk")
     return stored, sorted(ignored), notes
 
@@ -226,13 +200,10 @@ def _stacked(name: str, places: dict[Path, np.ndarray]) -> Any:
     for file, part in places.items():
         if part.ndim == 0:
             raise fail(name, f"rows in {file.name}", "a single number", "write one row a record")
-        if part.shape[1:] != first.shape[1:]:
-            expected = f"rows of shape {first.shape[1:]} as in {first_file.name}"
-            got = f"rows of shape {part.shape[1:]} in {file.name}"
-            raise fail(name, expected, got, "write all shards with the same columns")
-        if name not in IN_MEMORY and part.dtype != first.dtype:
-            expected, got = f"{first.dtype} as in {first_file.name}", f"{part.dtype} in {file.name}"
-            raise fail(name, expected, got, "write all shards in one precision")
+        known, kind = (f"shape {one.shape[1:]}" if name in IN_MEMORY else row_kind(one) for one in (first, part))
+        if kind != known:
+            expected, got = f"rows of {known} as in {first_file.name}", f"rows of {kind} in {file.name}"
+            raise fail(name, expected, got, "write all shards with the same columns and in one precision")
     if name in IN_MEMORY:
         held = [np.asarray(widened(part)) for part in places.values()]
         return held[0] if len(held) == 1 and held[0].nbytes >= LARGE_BYTES else np.concatenate(held)
