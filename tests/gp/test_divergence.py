@@ -3,13 +3,12 @@
 import mpmath
 import pytest
 import torch
-from benchmarks.reproduce.lood.activations import Correlation
 from benchmarks.reproduce.lood.toys import steepest_point, steepness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway.gp.distinguishability import divergence, divergence_at, mean_distance, remove, x_minus_log1p
-from giveaway.gp.kernels import RBF, Linear, Sphere
+from giveaway.gp.kernels import RBF, Correlation, Linear, Sphere
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
 from giveaway.gp.query import optimal_queries
@@ -26,19 +25,21 @@ def test_all_records_against_n_separate_solves(noise, outputs):
     x[:4] *= 4.0
     posterior = fit(rbf, x, draw(n, outputs, seed=1), noise)
     result = divergence(posterior)
-    kl, mean = [], []
+    kl, mean, reverse = [], [], []
     for i in range(n):
         without, covariance = refit(posterior, [i])
         change = without - posterior.mean(x[[i]])
         mean.append(change.square().sum() / 2)
         kl.append(plain_kl(change, covariance, posterior.covariance(x[[i]])))
+        reverse.append(plain_kl(change, posterior.covariance(x[[i]]), covariance))
     top = torch.stack(kl).topk(n // 10).indices
     assert torch.stack(kl)[top].min() > 2 * torch.stack(kl).median()
     torch.testing.assert_close(result.kl, torch.stack(kl), rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(result.kl[top], torch.stack(kl)[top], rtol=1e-9, atol=0)
     torch.testing.assert_close(result.mean, torch.stack(mean), rtol=1e-10, atol=1e-12)
-    at_own = divergence_at(remove(posterior, torch.arange(n)), x[:, None]).kl
-    torch.testing.assert_close(at_own, torch.stack(kl), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(result.reverse, torch.stack(reverse), rtol=1e-9, atol=1e-10)
+    at_own = divergence_at(remove(posterior, torch.arange(n)), x[:, None]).reverse
+    torch.testing.assert_close(at_own, torch.stack(reverse), rtol=1e-6, atol=1e-9)
 
 
 def test_groups_in_their_order_against_fitting_again():
@@ -52,10 +53,12 @@ def test_groups_in_their_order_against_fitting_again():
         truth = plain_kl(change, covariance, posterior.covariance(at))
         torch.testing.assert_close(result.kl[g], truth, rtol=1e-8, atol=0)
         torch.testing.assert_close(result.mean[g], mean_distance(change), rtol=1e-9, atol=0)
+        back = plain_kl(change, posterior.covariance(at), covariance)
+        torch.testing.assert_close(result.reverse[g], back, rtol=1e-8, atol=0)
         asked = draw(3, 2, seed=g)
         mean_change, excess, with_ = (part[0] for part in remove(posterior, rows[None]).change(asked[None]))
-        found = divergence_at(remove(posterior, rows[None]), asked[None]).kl[0]
-        torch.testing.assert_close(found, plain_kl(mean_change, with_ + excess @ excess.T, with_), rtol=1e-8, atol=0)
+        found = divergence_at(remove(posterior, rows[None]), asked[None]).reverse[0]
+        torch.testing.assert_close(found, plain_kl(mean_change, with_, with_ + excess @ excess.T), rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize("outputs", [1, 4])
@@ -78,6 +81,8 @@ def test_a_bayesian_last_layer_is_ridge_regression(outputs):
     truth = (outputs * (torch.log(1 - h) + h / (1 - h)) + h * e2 / noise) / 2
     torch.testing.assert_close(result.kl, truth, rtol=1e-8, atol=0)
     torch.testing.assert_close(result.mean, h.square() * e2 / 2, rtol=1e-8, atol=0)
+    back = (outputs * (-torch.log(1 - h) - h) + h * (1 - h) * e2 / noise) / 2
+    torch.testing.assert_close(result.reverse, back, rtol=1e-8, atol=0)
 
 
 def test_small_leverages_keep_the_digits_of_their_divergence():
@@ -114,8 +119,9 @@ def test_no_queries_tell_more_than_the_records_themselves(size, q, seed):
     rows = torch.arange(8).view(-1, size)
     own = divergence(posterior, list(rows)).kl
     queries = posterior.inputs[rows].mean(1, keepdim=True) + 0.5 * draw(len(rows), q, 2, seed=seed + 2)
-    found = divergence_at(remove(posterior, rows), queries)
+    found, back = divergence_at(remove(posterior, rows), queries), divergence(posterior, list(rows)).reverse
     assert bool((found.kl <= own * (1 + 1e-7)).all())
+    assert bool((found.reverse <= back * (1 + 1e-7)).all())
 
 
 @pytest.mark.parametrize(("size", "q"), [(1, 1), (1, 2), (2, 1), (2, 3)])

@@ -132,10 +132,12 @@ def lood_table(posterior: Posterior, *, groups: Any = None, ids: Any = None) -> 
 
 @dataclass(frozen=True, eq=False)
 class Divergence:
-    """Distances `kl` = KL(f_D(Q) ‖ f_D′(Q)) and `mean` = ½‖μ_D(Q) − μ_D′(Q)‖², one of each a record or group."""
+    """Distances `kl` = KL(f_D(Q) ‖ f_D′(Q)), `mean` = ½‖μ_D(Q) − μ_D′(Q)‖² and `reverse` = KL(f_D′(Q) ‖ f_D(Q)), one of
+    each a record or group."""
 
     kl: torch.Tensor
     mean: torch.Tensor
+    reverse: torch.Tensor
 
 
 def divergence(regression: KernelRegression, groups: Sequence[Any] | None = None) -> Divergence:
@@ -144,15 +146,19 @@ def divergence(regression: KernelRegression, groups: Sequence[Any] | None = None
     if groups is None:
         single = leave_one_out(regression)
         pull, x = -(single.mean_change * single.residual).sum(1) / noise, single.variance / noise
+        reverse = (outputs * x_minus_log1p(-x / (1.0 + x)) + pull / (1.0 + x)) / 2
         kl = (outputs * x_minus_log1p(x) + pull) / 2
-        return Divergence(kl, mean_distance(single.mean_change.unsqueeze(1)))
-    kl, mean = (regression.factor.new_empty(len(groups)) for _ in range(2))
+        return Divergence(kl, mean_distance(single.mean_change.unsqueeze(1)), reverse)
+    kl, mean, reverse = (regression.factor.new_empty(len(groups)) for _ in range(3))
     for part in leave_groups_out(regression, groups):
         excess = torch.linalg.eigvalsh(part.covariance / noise).clamp_min(0.0)
         pull = -(part.mean_change * part.residual).sum((1, 2)) / noise
         kl[part.place] = (outputs * x_minus_log1p(excess).sum(1) + pull) / 2
         mean[part.place] = mean_distance(part.mean_change)
-    return Divergence(kl, mean)
+        back = torch.linalg.solve(part.covariance + noise * torch.eye(excess.shape[1]).to(excess), part.residual)
+        pull = -(part.mean_change * back).sum((1, 2))
+        reverse[part.place] = (outputs * x_minus_log1p(-excess / (1.0 + excess)).sum(1) + pull) / 2
+    return Divergence(kl, mean, reverse)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,15 +227,22 @@ def remove(posterior: Posterior, rows: Any) -> RemovedRecords:
 def divergence_at(removal: RemovedRecords, queries: torch.Tensor) -> Divergence:
     """Measure every removal at its queries (R, q, …) or (1, q, …): (R,) each, differentiable in the queries."""
     mean_change, excess, with_ = removal.change(queries)
-    return Divergence(kl_of_change(mean_change, excess, with_), mean_distance(mean_change))
+    kl, reverse = (kl_of_change(mean_change, excess, with_, back) for back in (False, True))
+    return Divergence(kl, mean_distance(mean_change), reverse)
 
 
-def kl_of_change(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:
+def kl_of_change(
+    mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.Tensor, reverse: bool = False
+) -> torch.Tensor:
     """Compute the divergence (…) of what `RemovedRecords.change` returns, with no difference of covariances."""
     shift, spread = whitened(mean_change, excess, with_)
     gram = spread.mT @ spread if spread.shape[-1] < spread.shape[-2] else spread @ spread.mT
     x = gram[..., 0] if gram.shape[-1] == 1 else torch.linalg.eigvalsh(gram).clamp_min(0.0)
-    return (mean_change.shape[-1] * x_minus_log1p(x).sum(-1) + shift.square().sum((-2, -1))) / 2
+    pulled = shift
+    if reverse:
+        pulled = torch.linalg.solve(spread @ spread.mT + torch.eye(shift.shape[-2]).to(shift), shift)
+        x = -x / (1.0 + x)
+    return (mean_change.shape[-1] * x_minus_log1p(x).sum(-1) + (shift * pulled).sum((-2, -1))) / 2
 
 
 def mean_distance(mean_change: torch.Tensor) -> torch.Tensor:
