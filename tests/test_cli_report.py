@@ -57,7 +57,7 @@ def test_subgroups_of_records_and_of_people(giveaway, file):  # noqa: F811
     assert set(people["subgroup_sex"].tolist()) == {"f", "m"}
     assert set(people["subgroup_site"].tolist()) == {"several"}
     line = one_line(giveaway("audit", "--features", file, "--subgroups", "none.csv", "--out", "other"))
-    assert line.startswith("subgroups: expected a readable CSV")
+    assert line.startswith("subgroups: expected a file that exists")
     assert not Path("other").exists()
 
 

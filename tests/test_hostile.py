@@ -569,7 +569,7 @@ def test_a_part_that_fails_leaves_a_note_in_its_place(audited, monkeypatch, part
     folder, before = audited
     failing = [part] if part in PARTS else [*PARTS]
     for name in failing:
-        monkeypatch.setattr(f"giveaway.reporting.{'figures' if name == 'draw_roc' else 'report'}.{name}", broken)
+        monkeypatch.setattr(f"giveaway.reporting.{'validation' if name == 'draw_roc' else 'report'}.{name}", broken)
     text = render(main_table(folder), extras=ReportExtras.load(folder), measured=StoredValidation.load(folder))
     page = Page(text)
     assert "Traceback" not in text

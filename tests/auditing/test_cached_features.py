@@ -37,7 +37,7 @@ def data() -> TensorDataset:
 @pytest.fixture(scope="module")
 def held(data) -> ScoreTable:
     head = ga.from_torch(Counting(), data, l2=1.0, keep=InMemory(inputs=False))
-    return ga.audit(head, curvature=Auto(l2_sensitivity=False))
+    return ga.audit(head)
 
 
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 37, N])
@@ -47,7 +47,7 @@ def test_neither_the_batches_nor_the_windows_show_in_the_scores(tmp_path, monkey
     loader = DataLoader(data, batch_size=batch_size)
     head = ga.from_torch(Counting(), loader, l2=1.0, keep=Cached(tmp_path / "kept", inputs=False))
     assert isinstance(head.features, FileRows)
-    table = ga.audit(head, curvature=Auto(l2_sensitivity=False))
+    table = ga.audit(head)
     assert held.columns == table.columns
     for name in held.columns:
         np.testing.assert_allclose(table[name], held[name], rtol=1e-9, err_msg=name)

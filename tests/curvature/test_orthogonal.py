@@ -22,7 +22,7 @@ from tests import oracles
 from tests.conftest import KINDS, made_arrays, refused
 from tests.curvature.cases import dense_inverse, gradient_like
 from tests.test_cli import folder  # noqa: F401
-from tests.test_cli_scale import QUIET, same, two_processes
+from tests.test_cli_scale import same, two_processes
 
 COLUMNS = ["newton", "loo_gap", "influence", "leverage"]
 
@@ -193,7 +193,7 @@ def test_a_wide_head_of_two_processes(done, folder):  # noqa: F811
     rng = np.random.default_rng(0)
     made = {"features": rng.normal(size=(30, 40)), "weight": rng.normal(size=(3, 40)), "bias": np.zeros(3)}
     np.savez("wide.npz", **made, targets=np.arange(30) % 3)
-    command = ("audit", "--features", "wide.npz", "--l2", 0.01, *QUIET)
+    command = ("audit", "--features", "wide.npz", "--l2", 0.01)
     done(*command, "--out", "alone")
     ended = two_processes(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr

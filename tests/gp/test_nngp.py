@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from torch.nn import functional
 
+from giveaway.gp import nngp
 from giveaway.gp.activations import ACTIVATIONS
 from giveaway.gp.kernels import Sphere, kernel_matrix
 from giveaway.gp.nngp import NNGP, ConvNNGP
@@ -247,6 +248,28 @@ def test_blocks_change_nothing(readout):
             gradients.append(torch.autograd.grad(total, query)[0])
         torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(whole.diagonal(x), whole(x, x.clone()).diagonal(), rtol=1e-7, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("readout", READOUTS)
+def test_full_blocks_are_compiled_and_tell_the_same(readout, monkeypatch):
+    """Traced here, and run as traced: benchmarks/lood_images.py compares what a GPU compiles. Edges are not compiled."""
+    kernel, x = kernel_of(*NETWORKS[1], readout=readout, memory=200_000 if readout == "pool" else 4_000), images(11)
+    sizes, compile_ = [], torch.compile
+
+    def compiled(function, **options):
+        fused = compile_(function, backend="eager", fullgraph=True, **options)
+        return lambda x, z: sizes.append((len(x), len(z))) or fused(x, z)
+
+    monkeypatch.setattr(nngp, "can_compile", lambda device: True)
+    monkeypatch.setattr(nngp, "COMPILED_FROM", 1)
+    monkeypatch.setattr(torch, "compile", compiled)
+    with torch.no_grad():
+        found = kernel(x, x)
+    monkeypatch.undo()
+    assert len(sizes) > 1
+    assert len(set(sizes)) == 1
+    torch.testing.assert_close(found, kernel(x, x), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("readout", READOUTS)

@@ -159,7 +159,7 @@ def test_provenance_names_rank_cut_and_options(table, whole):
     for name, value in facts.items():
         assert f"{name} {value}" in text
     assert all(note in text for note in notes(table))
-    assert len(notes(table)) == 3
+    assert len(notes(table)) == 2
 
 
 def test_a_table_of_few_columns():

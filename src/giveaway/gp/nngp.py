@@ -17,8 +17,7 @@ from giveaway.linalg.processes import can_compile
 
 DEPTH = 3
 SAMPLED = 1_000  # records whose distances give the typical length
-MEMORY = {"cpu": 2**28, "cuda": 2**31}  # bytes of a block of pairs
-COMPILED_FROM = 64  # blocks of one size on a GPU, from which compiling pays
+COMPILED_FROM, LARGER = 64, 8  # blocks on a GPU from which compiling pays, and how much larger they then are
 TENSORS_AT_ONCE = 8  # covariances and temporaries of one layer that live together
 
 
@@ -129,8 +128,8 @@ class NNGP(Kernel):
 
 class ConvNNGP(NNGP):
     """The covariance of the outputs of convolutional networks; `filter_size`, `stride` and `padding` are one for all
-    layers or one a layer. Pairs of records are walked in blocks of about `memory` bytes (2²⁸ unless given, 2³¹ on a
-    GPU), recomputed in a backward pass."""
+    layers or one a layer. Pairs of records are walked in blocks of about `memory` bytes, recomputed in a backward pass;
+    many of them on a GPU are compiled, in blocks eight times as large."""
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class ConvNNGP(NNGP):
         readout: str = "flatten",
         weight_variance: float = 2.0,
         bias_variance: float = 0.0,
-        memory: int | None = None,
+        memory: int = 2**28,
     ) -> None:
         super().__init__(depth, activation, weight_variance=weight_variance, bias_variance=bias_variance)
         sizes = [check_whole("filter_size", size) for size in _each("filter_size", filter_size, depth)]
@@ -152,7 +151,7 @@ class ConvNNGP(NNGP):
         self.layers = [_Convolution(*layer) for layer in zip(sizes, strides, paddings, strict=True)]
         self.readout = check_choice("readout", readout, ("flatten", "pool"))
         self._positions = (-2, -1) if readout == "flatten" else (-4, -3, -2, -1)
-        self.memory = memory if memory is None else check_whole("memory", memory, remedy="give bytes, such as 2**28")
+        self.memory = check_whole("memory", memory, remedy="give bytes, such as 2**28")
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         pairs = self._pairs_at_once("X", X)
@@ -160,13 +159,14 @@ class ConvNNGP(NNGP):
         if X.shape[1:] != Z.shape[1:]:
             expected = f"records of shape {tuple(X.shape[1:])}, as X has"
             raise fail("Z", expected, f"{tuple(Z.shape[1:])}", "crop or resize them")
+        of_full_blocks = compute = _recomputed(self._pairs)
+        if len(X) * len(Z) >= COMPILED_FROM * LARGER * pairs and not torch.is_grad_enabled() and can_compile(X.device):
+            pairs, of_full_blocks = LARGER * pairs, torch.compile(self._pairs, dynamic=False)  # anew for every size
         columns = max(1, min(len(Z), math.isqrt(pairs)))
         rows = max(1, min(len(X), pairs // columns))
         columns = max(1, min(len(Z), pairs // rows))
-        compute = self._pairs if rows >= len(X) and columns >= len(Z) else _recomputed(self._pairs)
-        of_full_blocks, full = compute, (len(X) // rows) * (len(Z) // columns)
-        if full >= COMPILED_FROM and not torch.is_grad_enabled() and can_compile(X.device):
-            of_full_blocks = torch.compile(self._pairs, dynamic=False)  # every other size would be compiled anew
+        if rows >= len(X) and columns >= len(Z):
+            return self._pairs(X, Z)
 
         def block(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
             return (of_full_blocks if (len(x), len(z)) == (rows, columns) else compute)(x, z)
@@ -206,8 +206,7 @@ class ConvNNGP(NNGP):
             height, width = layer.positions(height), layer.positions(width)
         pixels = (images.shape[2] + border) * (images.shape[3] + border)
         numbers = pixels**2 if self._in_pairs else pixels
-        memory = self.memory or MEMORY.get(images.device.type, MEMORY["cuda"])
-        return max(1, memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
+        return max(1, self.memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
 
 
 def _recomputed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
