@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
-from giveaway.curvature.choice import Auto, Sketch
+from giveaway.curvature.choice import Sketch
 from giveaway.extract import Cached, InMemory
 from giveaway.records import FileRows, ScoreTable, rows
 

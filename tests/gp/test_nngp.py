@@ -253,7 +253,7 @@ def test_blocks_change_nothing(readout):
 @pytest.mark.slow
 @pytest.mark.parametrize("readout", READOUTS)
 def test_full_blocks_are_compiled_and_tell_the_same(readout, monkeypatch):
-    """Traced here, and run as traced: benchmarks/lood_images.py compares what a GPU compiles. Edges are not compiled."""
+    """Traced here, and run as traced; benchmarks/lood_images.py compares what a GPU compiles. Edges are left out."""
     kernel, x = kernel_of(*NETWORKS[1], readout=readout, memory=200_000 if readout == "pool" else 4_000), images(11)
     sizes, compile_ = [], torch.compile
 
