@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 LIBRARIES = (
@@ -29,7 +31,7 @@ SERVER.set_forkserver_preload(list(LIBRARIES))
 
 
 def _begin(words: Sequence[str], environment: Mapping[str, str], folder: str, streams: str) -> None:
-    """Be `python` with these words: a script, -m with a module, or -c with code."""
+    """Be `python` with these words: a script, -m with a module, or -c with code; -W before them."""
     for number, name in ((1, "out"), (2, "err")):
         stream = os.open(f"{streams}/{name}", os.O_WRONLY | os.O_CREAT)
         os.dup2(stream, number)
@@ -37,6 +39,10 @@ def _begin(words: Sequence[str], environment: Mapping[str, str], folder: str, st
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    assert not any(name.partition(".")[0] == "giveaway" for name in sys.modules), "what is started imports it itself"
+    if words[0] == "-W":
+        warnings._processoptions([words[1]])
+        words = words[2:]
     place, sys.argv = (Path(words[0]).resolve().parent, [*words]) if words[0][0] != "-" else ("", [*words[1:]])
     sys.path[:] = [str(place), *environment.get("PYTHONPATH", "").split(os.pathsep), *filter(None, sys.path)]
     if "torch" in sys.modules:
@@ -53,31 +59,37 @@ def _begin(words: Sequence[str], environment: Mapping[str, str], folder: str, st
         atexit._run_exitfuncs()
 
 
-def start_together(
+def started(words: Sequence[object], environment: Mapping[str, str], folder: Path | None, streams: Path) -> BaseProcess:
+    """Start `python` with these words, and go on; what it says goes to two files in a folder."""
+    told = ([*map(str, words)], dict(environment), str(folder or Path.cwd()), str(streams))
+    process = SERVER.Process(target=_begin, args=told)
+    process.start()
+    return process
+
+
+def run_together(
     commands: Sequence[tuple[Sequence[object], Mapping[str, str]]], folder: Path | None = None, timeout: float = 300
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run each of the commands, words behind `python` and an environment, all at the same time."""
     with tempfile.TemporaryDirectory() as place:
-        started, end = [], time.monotonic() + timeout
-        for number, (words, environment) in enumerate(commands):
-            streams = Path(place, str(number))
-            streams.mkdir()
-            told = ([*map(str, words)], dict(environment), str(folder or Path.cwd()), str(streams))
-            started.append(SERVER.Process(target=_begin, args=told))
-            started[-1].start()
+        end, processes = time.monotonic() + timeout, []
         try:
-            for process in started:
+            for number, (words, environment) in enumerate(commands):
+                streams = Path(place, str(number))
+                streams.mkdir()
+                processes.append(started(words, environment, folder, streams))
+            for process in processes:
                 process.join(max(0.0, end - time.monotonic()))
                 if process.exitcode is None:
-                    raise subprocess.TimeoutExpired(told[0], timeout)
+                    raise subprocess.TimeoutExpired([str(word) for words, _ in commands for word in words], timeout)
         finally:
-            for process in started:
+            for process in processes:
                 process.kill()
         return [
             subprocess.CompletedProcess(
                 [*words], process.exitcode, *(Path(place, str(number), name).read_text() for name in ("out", "err"))
             )
-            for number, ((words, _), process) in enumerate(zip(commands, started, strict=True))
+            for number, ((words, _), process) in enumerate(zip(commands, processes, strict=True))
         ]
 
 
@@ -85,7 +97,7 @@ def python(
     *words: object, folder: Path | None = None, env: Mapping[str, str] | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `python` with these words to its end, and return what subprocess.run would."""
-    return start_together([(words, {**(os.environ if env is None else env), **variables})], folder)[0]
+    return run_together([(words, {**(os.environ if env is None else env), **variables})], folder)[0]
 
 
 def team(*words: object, processes: int = 2, **variables: str) -> list[subprocess.CompletedProcess[str]]:
@@ -95,4 +107,4 @@ def team(*words: object, processes: int = 2, **variables: str) -> list[subproces
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
     shared = {**os.environ, "OMP_NUM_THREADS": "1", **place, **variables}
     ranks = map(str, range(processes))
-    return start_together([(words, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ranks])
+    return run_together([(words, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ranks])

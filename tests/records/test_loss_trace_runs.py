@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from multiprocessing import get_context
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from giveaway import LossTrace, indexed
 from giveaway.records.loss_trace import HEADER_BYTES
-from tests.conftest import torchrun
+from tests import forked
 
 N, EPOCHS, KILLS = 60, 90, 20
 
@@ -90,7 +89,7 @@ def test_a_training_that_is_killed_at_twenty_random_moments_records_the_same_tra
 
 
 def shared(path: str) -> None:
-    """Train under torchrun, or alone: both take the same records in every step."""
+    """Train in torchrun's environment, or alone: both take the same records in every step."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     data, model, _ = made()
     for module in model:
@@ -118,11 +117,10 @@ def shared(path: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_under_torchrun_record_the_trace_of_one(tmp_path: Path) -> None:
-    plain = [sys.executable, "-m", "tests.records.test_loss_trace_runs"]
-    for name, command in (("one", plain), ("two", torchrun(*plain[1:]))):
-        root = Path(__file__).parents[2]
-        subprocess.run([*command, str(tmp_path / name)], check=True, cwd=root, timeout=120, capture_output=True)
+def test_two_processes_record_the_trace_of_one(tmp_path: Path) -> None:
+    plain = ("-m", "tests.records.test_loss_trace_runs")
+    ended = [forked.python(*plain, tmp_path / "one"), *forked.team(*plain, tmp_path / "two")]
+    assert [one.returncode for one in ended] == [0, 0, 0], ended[-1].stderr
     one, together = LossTrace(tmp_path / "one"), LossTrace(tmp_path / "two")
     assert not (tmp_path / "two").exists()
     assert together.identity == one.identity

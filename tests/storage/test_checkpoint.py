@@ -3,8 +3,6 @@
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from giveaway.checks import InputError
 from giveaway.storage import arrays, checkpoint
 from giveaway.storage.checkpoint import Checkpoint, FolderCheckpoint, UnfinishedWork
+from tests import forked
 from tests.conftest import refused
 
 DIGEST = {
@@ -250,8 +249,7 @@ def some(tensor):
 arrays._blocks = some
 kept.save("sums", tensors(5))
 """
-    root = Path(__file__).parents[2]
-    killed = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=root, capture_output=True, timeout=120)
+    killed = forked.python("-c", script, tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(contents(tmp_path)) == 3  # with the half file
     kept = begun(tmp_path, resume=True)
