@@ -15,19 +15,25 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 LIBRARIES = (
-    *("torch", "torch.distributed", "torch.utils.data", "torch.nn.parallel", "torch.func", "numpy", "pandas"),
+    *("torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "torch.nn.parallel", "torch.func", "numpy"),
     *("scipy.optimize", "scipy.stats", "scipy.sparse.linalg", "scipy.spatial", "scipy.ndimage", "joblib", "tqdm"),
     *("sklearn.linear_model", "sklearn.neural_network", "sklearn.ensemble", "sklearn.datasets", "sklearn.manifold"),
     *("sklearn.feature_extraction.text", "sklearn.model_selection", "sklearn.pipeline", "sklearn.decomposition"),
     *("bokeh.plotting", "bokeh.embed", "bokeh.resources", "matplotlib.figure", "matplotlib.backends.backend_agg"),
-    *("click", "jinja2", "safetensors.torch"),
+    *("pandas", "click", "jinja2", "safetensors.torch", "distributed"),
 )
 SERVER = get_context("forkserver")
-SERVER.set_forkserver_preload(list(LIBRARIES))
+
+
+def serve() -> None:
+    """Start what others are forked from, unless it runs."""
+    SERVER.set_forkserver_preload(list(LIBRARIES))
+    ensure_running()
 
 
 def _begin(words: Sequence[str], environment: Mapping[str, str], folder: str, streams: str) -> None:
@@ -62,6 +68,7 @@ def _begin(words: Sequence[str], environment: Mapping[str, str], folder: str, st
 def started(words: Sequence[object], environment: Mapping[str, str], folder: Path | None, streams: Path) -> BaseProcess:
     """Start `python` with these words, and go on; what it says goes to two files in a folder."""
     told = ([*map(str, words)], dict(environment), str(folder or Path.cwd()), str(streams))
+    serve()
     process = SERVER.Process(target=_begin, args=told)
     process.start()
     return process

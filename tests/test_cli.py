@@ -16,6 +16,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
@@ -23,6 +24,7 @@ import giveaway.cli
 from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.cli.audit_folder import RANKING_ONLY
+from giveaway.cli.shadows import RECIPES
 from giveaway.extract import from_file, from_sklearn
 from giveaway.linalg.cg import SolveError
 from giveaway.linalg.processes import ProcessError
@@ -622,7 +624,7 @@ def test_help_loads_no_torch():
 
 
 @pytest.mark.slow
-def test_the_demo_trains_audits_and_prints_ten_records(done, folder):
+def test_the_demo_trains_audits_and_prints_ten_records(done, folder, monkeypatch):
     state = torch.random.get_rng_state()
     out = done("demo", "--out", "demo")
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -637,6 +639,7 @@ def test_the_demo_trains_audits_and_prints_ten_records(done, folder):
     assert "Nearest: " in out
     assert re.search(r"note: The other records predict a left-out one with [\d.]+ % of the squared error", out)
     assert {path.name for path in Path("demo").iterdir()} == FILES
+    monkeypatch.setattr("giveaway.cli.demo.EPOCHS", 5)  # what it says as JSON needs no better network
     out = done("demo", "--out", "demo", "--json")
     told = json.loads(out)
     assert (told["rows"], told["ranked_by"], told["no_view"]) == (899, "fused", None)
@@ -683,7 +686,7 @@ def test_validate_compares_an_audit_with_shadow_models(giveaway, done, folder):
 
 
 @pytest.mark.slow
-def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
+def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder, monkeypatch):
     code = (
         "from sklearn.datasets import load_iris\n"
         "def data():\n    X, y = load_iris(return_X_y=True)\n    return X[:, :2], y\n"
@@ -713,6 +716,8 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
     trained += "settings need not be those of the audited LogisticRegression. "
     trained += "Outputs are taken as logits, one for each class."
     assert first["trained"] == trained
+    mlp, name = RECIPES["mlp"]
+    monkeypatch.setitem(RECIPES, "mlp", (clone(mlp).set_params(max_iter=20), name))  # what is said needs no optimum
     done("validate", "result", "--signals", "other", "--recipe", "mlp", "--data", "flowers:data", "--models", "8")
     assert (
         "MLPs of giveaway's recipe mlp; the audited model is a LogisticRegression: the count is of MLPs."
