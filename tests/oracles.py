@@ -98,11 +98,9 @@ def weights_or_ones(sample_weight, n):
 
 
 def curvature(x, W, weight, penalty):
-    """H = sum_j s_j x_j x_j^T (x) W_j + diag(penalty), one Kronecker product a record."""
-    H = np.diag(penalty)
-    for j in range(len(x)):
-        H = H + weight[j] * np.kron(np.outer(x[j], x[j]), W[j])
-    return H
+    """H = sum_j s_j x_j x_j^T (x) W_j + diag(penalty), the sum of a Kronecker product a record."""
+    products = np.einsum("j,ja,jb,jkl->akbl", weight, x, x, W, optimize=True)
+    return np.diag(penalty) + products.reshape(len(penalty), len(penalty))
 
 
 def pseudo_inverse(H):

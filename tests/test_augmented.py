@@ -2,14 +2,10 @@
 
 import math
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +19,7 @@ from scipy.stats import chisquare
 from torch import nn
 
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
+from tests import forked
 from tests.attacks.made import mixed, shuffled
 from tests.conftest import refused
 
@@ -244,12 +241,12 @@ def test_augmented_shadow_models_go_on_after_a_kill(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     code = f"from tests.test_augmented import small_ensemble; small_ensemble({str(killed)!r})"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1], env=environment)
+    process = forked.started(["-c", code], environment, None, tmp_path)
     deadline = time.monotonic() + 120
-    while len(list(killed.glob("model-*.npy"))) < 3 and process.poll() is None and time.monotonic() < deadline:
+    while len(list(killed.glob("model-*.npy"))) < 3 and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     kept = {file.name: file.stat().st_mtime_ns for file in killed.glob("model-*.npy")}
     assert 3 <= len(kept) < 8
     again = []

@@ -16,6 +16,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
@@ -23,10 +24,12 @@ import giveaway.cli
 from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.cli.audit_folder import RANKING_ONLY
+from giveaway.cli.shadows import RECIPES
 from giveaway.extract import from_file, from_sklearn
 from giveaway.linalg.cg import SolveError
 from giveaway.linalg.processes import ProcessError
 from giveaway.records import ScoreTable
+from tests import forked
 from tests.conftest import config
 
 N, D, M = 40, 4, 3
@@ -561,11 +564,6 @@ def test_ctrl_c_leaves_nothing_half_written(giveaway, file, monkeypatch, module,
     assert not existed or os.listdir("result") == []
 
 
-def in_a_process(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "giveaway", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.mark.slow
 def test_a_real_ctrl_c_in_the_middle(folder):
     (folder / "interrupted.py").write_text(
@@ -581,9 +579,8 @@ def test_a_real_ctrl_c_in_the_middle(folder):
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "        return torch.full((4,), float(row)), row % 3\n"
     )
-    done = in_a_process(
-        "audit", "--model", "interrupted:model", "--data", "interrupted:Records", "--out", "result", folder=folder
-    )
+    about = ("--model", "interrupted:model", "--data", "interrupted:Records", "--out", "result")
+    done = forked.python("-m", "giveaway", "audit", *about, folder=folder)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == "giveaway: interrupted; nothing was half-written"
@@ -592,10 +589,13 @@ def test_a_real_ctrl_c_in_the_middle(folder):
 
 @pytest.mark.slow
 def test_exit_codes_of_the_real_command(file):
-    fine = in_a_process("audit", "--features", "features.npz", "--json", folder=file.parent)
+    command = ["-m", "giveaway", "audit", "--features", "features.npz"]
+    fine = subprocess.run(
+        [sys.executable, *command, "--json"], cwd=file.parent, capture_output=True, text=True, timeout=120
+    )
     assert fine.returncode == 0
     assert json.loads(fine.stdout)["rows"] == N
-    bad = in_a_process("audit", "--features", "features.npz", "--l2", "-1", folder=file.parent)
+    bad = forked.python(*command, "--l2", "-1", folder=file.parent)
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.splitlines()[-1].startswith("giveaway: l2: expected a finite number of at least 0")
 
@@ -680,7 +680,7 @@ def test_validate_compares_an_audit_with_shadow_models(giveaway, done, folder):
 
 
 @pytest.mark.slow
-def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
+def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder, monkeypatch):
     code = (
         "from sklearn.datasets import load_iris\n"
         "def data():\n    X, y = load_iris(return_X_y=True)\n    return X[:, :2], y\n"
@@ -710,6 +710,8 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
     trained += "settings need not be those of the audited model. "
     trained += "Outputs are taken as logits, one for each class."
     assert first["trained"] == trained
+    mlp, name = RECIPES["mlp"]
+    monkeypatch.setitem(RECIPES, "mlp", (clone(mlp).set_params(max_iter=20), name))  # what is said needs no optimum
     done("validate", "result", "--signals", "other", "--recipe", "mlp", "--data", "flowers:data", "--models", "8")
     words = "MLPClassifiers of giveaway's recipe mlp; the audited model is a LogisticRegression: the count is of MLPCla"
     assert words in json.loads(Path("result/validation.json").read_text())["trained"]

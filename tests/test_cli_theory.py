@@ -68,6 +68,7 @@ def test_figures(done, giveaway, drawn, tmp_path, kind):
         assert out.rstrip().endswith(f"Wrote {path}")
         starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
         assert path.read_bytes().startswith(starts[kind])
+        assert path.stat().st_size < 500_000
     line = one_line(giveaway("theory", "tradeoff", "--h", "0.5", "--figure", "curve.bmp"))
     assert line.startswith("kind: expected a known name, got 'bmp'")
 

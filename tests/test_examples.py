@@ -1,4 +1,4 @@
-"""The scripts of examples/ run as a user would run them."""
+"""The scripts of examples/ run as a user would run them, the libraries imported beforehand."""
 
 import os
 import runpy
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from giveaway.records import ScoreTable
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -26,11 +27,8 @@ REAL = {"california_housing.py": "california_housing.npz"}
 
 
 def _run(script: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error::RuntimeWarning", str(script), *arguments]
     alone = {name: value for name, value in os.environ.items() if name != "GIVEAWAY_SHARED"}
-    return subprocess.run(
-        command, cwd=folder, env=alone, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False
-    )
+    return forked.python("-W", "error::RuntimeWarning", script, *arguments, folder=folder, env=alone)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import giveaway
+from tests import forked
 
 
 def run_python(code: str) -> str:
@@ -52,4 +53,6 @@ def test_audits_run_where_only_the_numerical_libraries_are_installed():
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["giveaway.report", "import giveaway.findings", "import giveaway.reporting.report"])
 def test_functions_are_not_hidden_by_packages_of_their_name(first):
-    run_python(f"import giveaway\n{first}\nassert callable(giveaway.audit)\nassert callable(giveaway.report)\n")
+    code = f"import giveaway\n{first}\nassert callable(giveaway.audit)\nassert callable(giveaway.report)\n"
+    done = forked.python("-c", code)
+    assert done.returncode == 0, done.stderr

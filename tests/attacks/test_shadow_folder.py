@@ -2,9 +2,6 @@
 
 import fcntl
 import os
-import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 
 from giveaway.attacks.shadow_store import ShadowFolder, ShadowStore, stored_seconds
 from giveaway.storage.folder import LOCK
+from tests import forked
 from tests.attacks.test_shadow import RECORDS, interrupted_after, noise_and_membership, plain_loop, run
 from tests.conftest import refused
 
@@ -51,14 +49,14 @@ run(sys.argv[1], models=20, train=train, code="1")
 @pytest.mark.slow
 def test_kill_9_and_resume(tmp_path):
     folder = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-c", SLOW_RUN, str(folder)], cwd=Path(__file__).parents[2])
+    process = forked.started(["-c", SLOW_RUN, folder], os.environ, None, tmp_path)
     deadline = time.monotonic() + 60
     while len(list(folder.glob("model-*.npy"))) < 2 and time.monotonic() < deadline:
         if len(list(folder.glob("model-*.npy"))) == 1:
             refused(r"expected a folder of its own, got .* in use by another run", run, folder, models=20, code="1")
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     kept = len(list(folder.glob("model-*.npy")))
     assert 2 <= kept < 20
     (folder / ".giveaway-model-000019.npy-abcdef01.part").write_bytes(b"half")

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from giveaway.attacks import collect_slices
 from giveaway.attacks.shadow_store import ShadowFolder, stored_seconds
 from giveaway.records import Signals
+from tests import forked
 from tests.attacks.test_shadow import POPULATION, RECORDS, interrupted_after, noise_and_membership, plain_loop, run
 from tests.conftest import refused
 
@@ -163,7 +165,12 @@ def cluster(engine):
     if engine == "dask":
         distributed = pytest.importorskip("distributed", reason="no distributed: pip install giveaway[dask]")
         options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-        with distributed.LocalCluster(**options) as made, distributed.Client(made):
+        forked.serve()  # or each worker, and what replaces one, would import all the libraries
+        with (
+            import_module("dask").config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+            distributed.LocalCluster(**options) as made,
+            distributed.Client(made),
+        ):
             yield
     elif engine == "ray":
         ray = pytest.importorskip("ray", reason="no Ray: pip install giveaway[ray]")

@@ -335,8 +335,8 @@ def assert_ranks_alike(table: ScoreTable, exact: ScoreTable, bound: float) -> No
 
 
 @pytest.mark.slow
-def test_six_thousand_records_of_thirty_classes():
-    head = classes_head(6_000, 40, 30, sure=4.0, tails=5.0)
+def test_three_thousand_records_of_thirty_classes():
+    head = classes_head(3_000, 40, 30, sure=4.0, tails=5.0)
     exact = ga.audit(head, scores=MAIN, curvature=Dense())
     assert_ranks_alike(sketch(head, scores=MAIN, probes=512), exact, 0.08)
 

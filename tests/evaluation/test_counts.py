@@ -167,7 +167,7 @@ def test_a_forest_on_adult_is_counted_without_contradicting_its_success(shared):
     x, y = np.hstack(adult_matrices(columns[:1500])), labels[:1500]
     rng = np.random.default_rng(0)
     members = np.stack([rng.permutation(1500) < 750 for _ in range(32)])
-    forest = RandomForestClassifier(100, random_state=0)
+    forest = RandomForestClassifier(50, random_state=0)
     values = np.stack([forest.fit(x[rows], y[rows]).predict_proba(x) for rows in members])
     missed = []
     for step in (None, np.finfo(np.float64).tiny):

@@ -5,8 +5,6 @@ import importlib
 import json
 import os
 import stat
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -24,6 +22,7 @@ from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import model_digest
 from giveaway.linalg.processes import Processes
 from giveaway.records import FileRows, rows
+from tests import forked
 from tests.conftest import refused
 from tests.extract.examples import N, Records, assert_is_head_of, named_stream, tried
 
@@ -284,8 +283,7 @@ from_torch(net, TensorDataset(torch.rand(23, 6), torch.arange(23) % 3), batches=
 @pytest.mark.slow
 def test_a_killed_run_is_done_again(tmp_path, counted, x, y):
     folder, (model, rows) = tmp_path / "cache", counted
-    command = [sys.executable, "-c", KILLED, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = forked.python("-c", KILLED, folder)
     assert done.returncode == 9, done.stderr
     left = {file.name for file in folder.iterdir()}
     assert len(left) == 4

@@ -1,8 +1,5 @@
 """Processes and threads that share work: sums, shares, checkpoints, and one line where a peer is gone."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +19,8 @@ from giveaway.linalg.processes import (
     in_threads,
     processes_from_environment,
 )
-from tests.conftest import free_port, torchrun
+from tests import forked
+from tests.conftest import free_port
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 BEGIN = """
@@ -47,30 +45,14 @@ def run_two(tmp_path: Path, work: str) -> list[tuple[int, str, str]]:
     """Two processes with torchrun's environment but without its eye on them, as (status, stdout, stderr) each."""
     script = tmp_path / "work.py"
     script.write_text(BEGIN + work)
-    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = [
-        subprocess.Popen(
-            [sys.executable, script],
-            env={**shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        ended = [process.communicate(timeout=120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, *texts) for process, texts in zip(started, ended, strict=True)]
+    return [(ended.returncode, ended.stdout, ended.stderr) for ended in forked.team(script, tmp_path)]
 
 
 # ------------------------------------------------------------------------------------------------------ two processes
 
 
 @pytest.mark.slow
-def test_sums_and_shares_of_two_processes_under_torchrun(tmp_path):
+def test_sums_and_shares_of_two_processes(tmp_path):
     work = """
 for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64):
     mine = of(processes.rank, dtype)
@@ -130,17 +112,8 @@ with open(f"{sys.argv[1]}/ended", "a") as stream:
     stream.write(str(processes.rank))
 processes.leave()
 """
-    script = tmp_path / "work.py"
-    script.write_text(BEGIN + work)
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    ended = subprocess.run(
-        torchrun(str(script), str(tmp_path)),
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert ended.returncode == 0, ended.stderr
+    for status, _, words in run_two(tmp_path, work):
+        assert status == 0, words
     assert sorted((tmp_path / "ended").read_text()) == ["0", "1"]
 
 

@@ -1,7 +1,6 @@
 """A training that two processes share records the trace of one process."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,13 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from giveaway import LossTrace, indexed
-from tests.conftest import torchrun
+from tests import forked
 
 N = 60
 
 
 def shared(path: str) -> None:
-    """Train under torchrun, or alone: both take the same records in every step."""
+    """Train in torchrun's environment, or alone: both take the same records in every step."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(N, 4), torch.randint(3, (N,)))
@@ -44,11 +43,10 @@ def shared(path: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_under_torchrun_record_the_trace_of_one(tmp_path: Path) -> None:
-    plain = [sys.executable, "-m", "tests.records.test_loss_trace_runs"]
-    for name, command in (("one", plain), ("two", torchrun(*plain[1:]))):
-        root = Path(__file__).parents[2]
-        subprocess.run([*command, str(tmp_path / name)], check=True, cwd=root, timeout=120, capture_output=True)
+def test_two_processes_record_the_trace_of_one(tmp_path: Path) -> None:
+    plain = ("-m", "tests.records.test_loss_trace_runs")
+    ended = [forked.python(*plain, tmp_path / "one"), *forked.team(*plain, tmp_path / "two")]
+    assert [one.returncode for one in ended] == [0, 0, 0], ended[-1].stderr
     one, together = LossTrace(tmp_path / "one"), LossTrace(tmp_path / "two")
     assert not (tmp_path / "two").exists()
     assert together.identity == one.identity
