@@ -146,10 +146,21 @@ def _from_lm(
 ) -> Texts | TimedCost:
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
-    arguments = lm_arguments(options, say, device_named(options.get("device")))
+    device, named = device_named(options.get("device")), _given(options, ("lm", "base", "tokenizer", "data"))
+    if code := [reference for reference in named.values() if _is_code(reference)]:
+        say(f"Running your code: {' and '.join(dict.fromkeys(code))}")
+    model, tokenizer = _loaded("lm", options["lm"])
+    base = _loaded("base", options["base"])[0] if "base" in options else None
+    if "tokenizer" in options:
+        reference = options["tokenizer"]
+        tokenizer = call_factory("tokenizer", reference) if _is_code(reference) else _tokenizer(reference)
+    if device is not None:
+        model, base = (one if one is None or not hasattr(one, "to") else one.to(device) for one in (model, base))
+    arguments: Options = {"model": model, "dataset": call_factory("data", options["data"]), "tokenizer": tokenizer}
+    arguments |= {"base": base, **_given(options, ("batch_size", "max_length"))}
     through = options.get("through", "head")
-    named = through if through in ("head", "adapters") else [name.strip() for name in through.split(",")]
-    arguments["curvature"] = None if through == "none" else TextCurvature(named)
+    layers = through if through in ("head", "adapters") else [name.strip() for name in through.split(",")]
+    arguments["curvature"] = None if through == "none" else TextCurvature(layers)
     if "continued" in options:
         counts = options["continued"].split(",")
         if len(counts) != 2 or not all(count.strip().isdecimal() for count in counts):
@@ -161,31 +172,14 @@ def _from_lm(
     return from_causal_lm(**arguments, ids=names.get("ids"), groups=groups, progress=True)
 
 
-def lm_arguments(options: Mapping[str, Any], say: Any, device: Any) -> dict[str, Any]:
-    """Return the arguments of `from_causal_lm` that the options name; the user's functions run."""
-    named = {name: options[name] for name in ("lm", "base", "tokenizer", "data") if name in options}
-    if code := [reference for reference in named.values() if is_code(reference)]:
-        say(f"Running your code: {' and '.join(dict.fromkeys(code))}")
-    model, tokenizer = _loaded("lm", options["lm"])
-    base = _loaded("base", options["base"])[0] if "base" in options else None
-    if "tokenizer" in options:
-        reference = options["tokenizer"]
-        tokenizer = call_factory("tokenizer", reference) if is_code(reference) else _tokenizer(reference)
-    if device is not None:
-        model, base = (one if one is None or not hasattr(one, "to") else one.to(device) for one in (model, base))
-    documents = call_factory("data", options["data"])
-    beside = {name: options[name] for name in ("batch_size", "max_length") if name in options}
-    return {"model": model, "dataset": documents, "tokenizer": tokenizer, "base": base, **beside}
-
-
-def is_code(reference: str) -> bool:
+def _is_code(reference: str) -> bool:
     """Whether an option names a function of the user's, not a folder or a model of the hub."""
     return ":" in reference and not Path(reference).exists()
 
 
 def _loaded(argument: str, reference: str) -> tuple[Any, Any]:
     """Return a model and its tokenizer, or None where there is none: of a function, of a folder or of the hub."""
-    if is_code(reference):
+    if _is_code(reference):
         made = call_factory(argument, reference)
         return made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     folder = Path(reference)

@@ -122,14 +122,10 @@ def continuation(texts: Texts) -> tuple[dict[str, np.ndarray], dict[str, Any] | 
         told["before"] = int((now & continues(texts, texts.base_best)).sum())
     if texts.groups is not None:
         _, person = np.unique(texts.groups, return_inverse=True)
-        columns = {name: _largest(values, person) for name, values in columns.items()}
+        for name, values in columns.items():
+            columns[name] = np.zeros(person.max() + 1, dtype=values.dtype)
+            np.maximum.at(columns[name], person, values)
     return columns, told if told["texts"] else None
-
-
-def _largest(values: np.ndarray, person: np.ndarray) -> np.ndarray:
-    found = np.zeros(person.max() + 1, dtype=values.dtype)
-    np.maximum.at(found, person, values)
-    return found
 
 
 def own_terms(texts: Texts, others: OtherTexts, order: np.ndarray, unit: str) -> OwnTerms:
