@@ -1,7 +1,6 @@
 """The command `lood`: records in, their leave-one-out distinguishability under a Gaussian process in a folder."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import click
 
 from giveaway.cli.options import AS_JSON
-from giveaway.text import say, stages_of
+from giveaway.text import say
 
 FILES = ["scores.csv", "scores.npz", "lood.png", "config.toml", "audit.json"]
 
@@ -48,7 +47,8 @@ def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, dry_ru
     from giveaway.cli.source import device_named, to_toml
     from giveaway.extract.user_files import names_in, read_npz_keys
     from giveaway.figures import lood_map
-    from giveaway.gp.distinguishability import Process, lood_table
+    from giveaway.gp.distinguishability import Process
+    from giveaway.gp.distinguishability import lood as lood_of
     from giveaway.gp.nngp import KernelChoice
     from giveaway.records.examples import as_numbers
     from giveaway.reporting.picture import figure_bytes
@@ -67,14 +67,10 @@ def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, dry_ru
     config = {"inputs": inputs, **options}
     groups = names_in(config["groups"]) if "groups" in config else None
     origin = provenance(digest_of({"inputs": records, "targets": targets, "groups": groups}), config)
-    with AuditFolder(out).locked(new=True) as place, stages_of(enabled=True) as on_stage:
+    with AuditFolder(out).locked(new=True) as place:
         check_folder(place, origin, overwrite=overwrite)
-        began = time.perf_counter()
-        posterior = process.fit(records, targets, device=device, on_stage=on_stage)
-        on_stage("Gaussian process, leaving records out", 0, 1)
-        table = lood_table(posterior, groups=groups)
-        seconds = round(time.perf_counter() - began, 3)
-        table = replace(table, meta=replace(table.meta, seconds=seconds, provenance=origin))
+        table = lood_of(process.kernel, records, targets, process.noise, groups=groups, device=device, progress=True)
+        table = replace(table, meta=replace(table.meta, provenance=origin))
         picture = figure_bytes(lood_map(table["lood_kl"], table["lood_mean"]))
         save_audit(place, {"scores": table}, {"lood.png": picture, "config.toml": to_toml(config)})
     _tell(table, place.path, top, as_json)

@@ -1,10 +1,9 @@
 """Views of texts, token by token: what the other texts say, what the model gives back, and the words that tell.
 
 The other texts: a mixture predicts each token by the shares of the tokens that follow the last 0 to 4 tokens in all
-*other* texts, and by the model before fine-tuning (or one chance in the vocabulary). Taking a text out of the counts is
-a subtraction, so that every text is left out exactly. The weights of the mixture maximize the likelihood of the texts
-so predicted, for each length of the longest context that other texts share and how often they do. Nothing of the
-fine-tuned model is used.
+*other* texts, and by the model before fine-tuning (or one chance in the vocabulary); a text is left out exactly, by
+subtraction from the counts. The weights of the mixture maximize the likelihood of the texts so predicted, for each
+length of the longest context that other texts share and how often they do. Nothing of the fine-tuned model is used.
 
 Continuation: greedy continuation of a text's beginning gives back the text exactly as far as each token is the most
 likely one after those before it, and that is known of every token from the one pass in which the texts were read. So
