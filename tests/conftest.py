@@ -66,7 +66,7 @@ PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 @contextlib.contextmanager
 def without_pictures(*, maps: bool = False) -> Iterator[None]:
     """Put empty pictures, and empty maps unless `maps`, into every page: drawing takes longer than a small audit."""
-    empty = dict.fromkeys((f"{name}.figure_bytes" for name in ("picture", "validation", "trade_off")), PICTURE)
+    empty = dict.fromkeys((f"{name}.figure_bytes" for name in ("picture", "validation", "pages")), PICTURE)
     if not maps:
         empty |= {"report.maps": {"item": "{}", "drawn": "0 points"}, "report.bokeh_script": ""}
     with contextlib.ExitStack() as stack:

@@ -23,7 +23,6 @@ import numpy as np
 
 from giveaway.cli import main
 from giveaway.records import ScoreTable
-from giveaway.reporting.maps import Maps
 
 COUNT = 5_000
 N = 220
@@ -64,7 +63,7 @@ def run(*arguments: str) -> tuple[int, str]:
 def quick_pages() -> Iterator[None]:
     """Put empty pictures into every page: drawing them takes longer than all the rest."""
     made = {"picture.figure_bytes": PICTURE, "validation.figure_bytes": PICTURE, "report.bokeh_script": ""}
-    made["report.maps"] = Maps("{}", "0 points")
+    made["report.maps"] = {"item": "{}", "drawn": "0 points"}
     with contextlib.ExitStack() as stack:
         for name, value in made.items():
             stack.enter_context(mock.patch(f"giveaway.reporting.{name}", return_value=value))

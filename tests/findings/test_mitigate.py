@@ -17,7 +17,7 @@ from giveaway.auditing.store import AuditFolder, purge
 from giveaway.findings import mitigation
 from giveaway.findings.mitigation import Trials, mitigate
 from giveaway.records import ScoreTable, Signals
-from giveaway.reporting.trade_off import mitigation_pages
+from giveaway.reporting.pages import mitigation_pages
 from tests.conftest import made_head, refused
 
 N = 500

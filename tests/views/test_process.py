@@ -15,8 +15,7 @@ from giveaway.gp.distinguishability import Process
 from giveaway.gp.kernels import RBF, Linear
 from giveaway.gp.nngp import KernelChoice
 from giveaway.scores.catalogue import CATALOGUE
-from giveaway.views.model import standardized, targets_of_head
-from giveaway.views.process import numbers_of
+from giveaway.views.model import numbers_of, standardized, targets_of_head
 from tests.conftest import KINDS, made_arrays, made_head, refused
 from tests.gp.test_kernels import arc_cosine, on_sphere
 from tests.gp.test_lood import brute_force, median_rbf

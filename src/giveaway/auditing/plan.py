@@ -12,8 +12,8 @@ from giveaway.records import Head
 from giveaway.records.loss_trace import LossTrace
 from giveaway.scores.catalogue import CATALOGUE, VIEWS
 from giveaway.scores.predicted import exists_for
+from giveaway.views.model import ProcessView
 from giveaway.views.others import OthersView, view_of
-from giveaway.views.process import ProcessView
 from giveaway.views.trace import check_trace
 
 DEFAULT = "default"

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import click
 
-from giveaway.cli.audit_command import audit
+from giveaway.cli.audit_command import audit, trace
 from giveaway.cli.demo import demo
 from giveaway.cli.follow_up_commands import canaries, compare, export, gate, weights
 from giveaway.cli.lood import lood
-from giveaway.cli.mitigate_command import mitigate
 from giveaway.cli.theory import theory
-from giveaway.cli.trace import trace
-from giveaway.cli.validate_command import validate
+from giveaway.cli.training_commands import mitigate, validate
 from giveaway.text import say, shown_text
 from giveaway.version import VERSION
 

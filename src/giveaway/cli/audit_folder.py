@@ -160,7 +160,8 @@ def _top_lines(table: ScoreTable, rows: np.ndarray) -> list[str]:
     beside = "newton" if by == "fused" else "leverage"
     shown = [by, *([beside] if beside in table.scores and beside != by else []), *shown]
     numbered = np.array_equal(table.ids, np.arange(len(table)))  # other ids, and values, stay in the files
-    cells = [[_cell(value) for value in table[name][rows].tolist()] for name in shown]
+    columns = [table[name][rows].tolist() for name in shown]
+    cells = [[f"{value:.3g}" if isinstance(value, float) else shown_text(value, 20) for value in c] for c in columns]
     widths = [max(9, len(name), *map(len, column)) for name, column in zip(shown, cells, strict=True)]
     lines = [f"The {len(rows)} most exposed of {len(table)} {table.meta.rows_are}, by {by}", ""]
     lines += ["rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why"]
@@ -169,10 +170,6 @@ def _top_lines(table: ScoreTable, rows: np.ndarray) -> list[str]:
         texts = [text.rjust(width) for text, width in zip(texts, widths, strict=True)]
         lines += [f"{place:4d}  {row:5d}  " + "  ".join(texts) + f"  {reason}"]
     return [*lines, ""]
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else shown_text(value, 20)
 
 
 def audit_into(

@@ -1,14 +1,16 @@
 """The command `lood`: records in, their leave-one-out distinguishability under a Gaussian process in a folder."""
 
 import json
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from giveaway.cli.options import AS_JSON
-from giveaway.text import say, stages_of
+from giveaway.text import say
+
+FILES = ["scores.csv", "scores.npz", "lood.png", "config.toml", "audit.json"]
 
 
 @click.command()
@@ -41,11 +43,16 @@ def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, dry_ru
     record is left out.
     """
     from giveaway.auditing.cost import price_process
-    from giveaway.cli.source import device_named
-    from giveaway.extract.user_files import read_npz_keys
+    from giveaway.auditing.store import AuditFolder, check_folder, provenance, save_audit
+    from giveaway.cli.source import device_named, to_toml
+    from giveaway.extract.user_files import names_in, read_npz_keys
+    from giveaway.figures import lood_map
     from giveaway.gp.distinguishability import Process
+    from giveaway.gp.distinguishability import lood as lood_of
     from giveaway.gp.nngp import KernelChoice
     from giveaway.records.examples import as_numbers
+    from giveaway.reporting.picture import figure_bytes
+    from giveaway.storage.arrays import digest_of
 
     options = {name: value for name, value in flags.items() if value is not None}
     of_kernel = {name: value for name, value in options.items() if name not in ("kernel", "noise", "groups", "device")}
@@ -56,48 +63,27 @@ def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, dry_ru
     if dry_run:
         cost = price_process(process, records, device)
         say(json.dumps(vars(cost)) if as_json else cost.line())
-    else:
-        table, files = _lood_into(out, {"inputs": inputs, **options}, process, records, targets, device, overwrite)
-        _tell(table, Path(out), files, top, as_json)
-
-
-def _lood_into(
-    out: str, config: dict[str, Any], process: Any, records: Any, targets: Any, device: Any, overwrite: bool
-) -> tuple[Any, list[str]]:
-    """Compute the table and write it; return it, and the names of the files in the folder `out`."""
-    from dataclasses import replace
-
-    from giveaway.auditing.store import AuditFolder, check_folder, provenance, save_audit
-    from giveaway.cli.source import to_toml
-    from giveaway.extract.user_files import names_in
-    from giveaway.figures import lood_map
-    from giveaway.gp.distinguishability import lood_table
-    from giveaway.reporting.picture import figure_bytes
-    from giveaway.storage.arrays import digest_of
-
+        return
+    config = {"inputs": inputs, **options}
     groups = names_in(config["groups"]) if "groups" in config else None
     origin = provenance(digest_of({"inputs": records, "targets": targets, "groups": groups}), config)
-    with AuditFolder(out).locked(new=True) as place, stages_of(enabled=True) as on_stage:
+    with AuditFolder(out).locked(new=True) as place:
         check_folder(place, origin, overwrite=overwrite)
-        began = time.perf_counter()
-        posterior = process.fit(records, targets, device=device, on_stage=on_stage)
-        on_stage("Gaussian process, leaving records out", 0, 1)
-        table = lood_table(posterior, groups=groups)
-        seconds = round(time.perf_counter() - began, 3)
-        table = replace(table, meta=replace(table.meta, seconds=seconds, provenance=origin))
+        table = lood_of(process.kernel, records, targets, process.noise, groups=groups, device=device, progress=True)
+        table = replace(table, meta=replace(table.meta, provenance=origin))
         picture = figure_bytes(lood_map(table["lood_kl"], table["lood_mean"]))
         save_audit(place, {"scores": table}, {"lood.png": picture, "config.toml": to_toml(config)})
-    return table, ["scores.csv", "scores.npz", "lood.png", "config.toml", "audit.json"]
+    _tell(table, place.path, top, as_json)
 
 
-def _tell(table: Any, folder: Path, files: list[str], top: int, as_json: bool) -> None:
+def _tell(table: Any, folder: Path, top: int, as_json: bool) -> None:
     from giveaway.cli.audit_folder import RANKING_ONLY, ROWS_OF_PEOPLE
 
     by, order = table.ranking(), table.order()[:top]
     if as_json:
         meta = {name: value for name, value in table.meta.to_json().items() if name != "provenance"}
         rows = [{"row": int(row), by: float(table[by][row])} for row in order]
-        told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": files}
+        told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": FILES}
         say(json.dumps({"folder": str(folder), **meta, **told}))
         return
     ranked = f"{len(order)} most exposed of {len(table)} {table.meta.rows_are}"
@@ -108,4 +94,4 @@ def _tell(table: Any, folder: Path, files: list[str], top: int, as_json: bool) -
     if table.meta.by_person:
         say(f"\n{ROWS_OF_PEOPLE.format('scores.csv')}")
     say(f"\n{RANKING_ONLY}")
-    say(f"Wrote {', '.join(files)} to {folder} (restricted: they name records)")
+    say(f"Wrote {', '.join(FILES)} to {folder} (restricted: they name records)")

@@ -4,22 +4,6 @@ import click
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 GATE = "Judge the audit by these rules; exit code 3 where one is not met."
-SEED = click.IntRange(0, 2**63 - 1)
-TRAIN = click.option(
-    "--train",
-    metavar="MODULE:FUNCTION",
-    help="Train models by your own function (your code runs): it gets the rows to train on and a seed, and returns the "
-    "model, or its outputs on all records.",
-)
-ESTIMATOR = click.option(
-    "--estimator",
-    help="Train clones of this scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle; default: the "
-    "audited one.",
-)
-DATA = click.option(
-    "--data", help="module:function of yours that returns (X, y) (your code runs); default: the audit's."
-)
-WORKERS = click.option("--workers", type=int, help="How many to train at a time; -1 for one on every core.")
 RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: what they hold, and what they do
     "title": (str, "What was audited, for the heading of both pages."),
     "top": (int, "How many rows to print; 10 by default."),

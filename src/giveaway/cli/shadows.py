@@ -41,10 +41,8 @@ TAKEN_AS = {
 }
 OF_TEXTS = "What a model says of a text is the mean log-likelihood of its tokens."
 
-Shadows = tuple[Signals | None, str | None]
 
-
-def signals_named(options: Options, table: ScoreTable, say: Say) -> Shadows:
+def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signals | None, str | None]:
     """Return the signals that the options name, training what is missing of them, and say what was trained.
 
     With `dry_run` only the first model is trained, and what the others would take is said; with `only` a slice.

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ import torch
 from giveaway.auditing.cost import TimedCost, price_texts
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
 from giveaway.checks import InputError, check_choice, check_number, fail, nearest
-from giveaway.cli.language_models import lm_arguments
 from giveaway.curvature.choice import Auto, Dense, Sketch, check_probes
 from giveaway.extract import Batches, Cached, InMemory, from_file, from_sklearn, from_torch
 from giveaway.extract.language_models import from_causal_lm
@@ -48,6 +48,8 @@ TAKES = {  # the options of each source, besides those that all share
     "estimator": {*OF_DATA, *OF_RECORDS},
     "lm": {"data", "base", "tokenizer", "max_length", "continued", "through", "batch_size"},
 }
+TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
+AT_HOME = {"local_files_only": True}  # nothing is downloaded
 CLOSE = 10.0  # outputs of two passes may differ by this times the root of their precision
 
 
@@ -144,10 +146,21 @@ def _from_lm(
 ) -> Texts | TimedCost:
     if processes.size > 1:
         raise fail("lm", "one process", f"{processes.size} of torchrun", "start it without torchrun")
-    arguments = lm_arguments(options, say, device_named(options.get("device")))
+    device, named = device_named(options.get("device")), _given(options, ("lm", "base", "tokenizer", "data"))
+    if code := [reference for reference in named.values() if _is_code(reference)]:
+        say(f"Running your code: {' and '.join(dict.fromkeys(code))}")
+    model, tokenizer = _loaded("lm", options["lm"])
+    base = _loaded("base", options["base"])[0] if "base" in options else None
+    if "tokenizer" in options:
+        reference = options["tokenizer"]
+        tokenizer = call_factory("tokenizer", reference) if _is_code(reference) else _tokenizer(reference)
+    if device is not None:
+        model, base = (one if one is None or not hasattr(one, "to") else one.to(device) for one in (model, base))
+    arguments: Options = {"model": model, "dataset": call_factory("data", options["data"]), "tokenizer": tokenizer}
+    arguments |= {"base": base, **_given(options, ("batch_size", "max_length"))}
     through = options.get("through", "head")
-    named = through if through in ("head", "adapters") else [name.strip() for name in through.split(",")]
-    arguments["curvature"] = None if through == "none" else TextCurvature(named)
+    layers = through if through in ("head", "adapters") else [name.strip() for name in through.split(",")]
+    arguments["curvature"] = None if through == "none" else TextCurvature(layers)
     if "continued" in options:
         counts = options["continued"].split(",")
         if len(counts) != 2 or not all(count.strip().isdecimal() for count in counts):
@@ -157,6 +170,59 @@ def _from_lm(
     if dry_run:
         return price_texts(**arguments)
     return from_causal_lm(**arguments, ids=names.get("ids"), groups=groups, progress=True)
+
+
+def _is_code(reference: str) -> bool:
+    """Whether an option names a function of the user's, not a folder or a model of the hub."""
+    return ":" in reference and not Path(reference).exists()
+
+
+def _loaded(argument: str, reference: str) -> tuple[Any, Any]:
+    """Return a model and its tokenizer, or None where there is none: of a function, of a folder or of the hub."""
+    if _is_code(reference):
+        made = call_factory(argument, reference)
+        return made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    folder = Path(reference)
+    try:
+        if (folder / "adapter_config.json").is_file():
+            if not (folder / "adapter_model.safetensors").is_file():
+                raise fail(argument, "adapters in safetensors", "none in the folder", "save them with save_pretrained")
+            peft = _library("peft", argument)
+            before = peft.PeftConfig.from_pretrained(reference).base_model_name_or_path
+            model = peft.PeftModel.from_pretrained(_pretrained(argument, before), reference)
+        else:
+            model = _pretrained(argument, reference)
+    except (OSError, ValueError) as error:
+        expected = "module:function, a folder of save_pretrained with safetensors, or a model that was downloaded"
+        remedy = "check the spelling, or write a function that returns (model, tokenizer)"
+        raise fail(argument, expected, repr(reference), remedy) from error
+    there = not folder.is_dir() or any((folder / name).is_file() for name in TOKENIZERS)
+    return model, _tokenizer(reference) if there and argument == "lm" else None
+
+
+def _pretrained(argument: str, reference: str) -> Any:
+    transformers = _library("transformers", argument)
+    transformers.utils.logging.disable_progress_bar()
+    pair = transformers.AutoConfig.from_pretrained(reference, **AT_HOME).is_encoder_decoder
+    auto = transformers.AutoModelForSeq2SeqLM if pair else transformers.AutoModelForCausalLM
+    return auto.from_pretrained(reference, use_safetensors=True, **AT_HOME)  # other weights are pickled
+
+
+def _tokenizer(reference: str) -> Any:
+    try:
+        return _library("transformers", "tokenizer").AutoTokenizer.from_pretrained(reference, **AT_HOME)
+    except (OSError, ValueError) as error:
+        expected = "module:function, or a folder of save_pretrained with a tokenizer"
+        raise fail("tokenizer", expected, repr(reference), "save it beside the model") from error
+
+
+def _library(name: str, argument: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise fail(
+            argument, f"{name} installed for a folder or a name", "none", "install them: pip install 'giveaway[lm]'"
+        ) from error
 
 
 def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthAudit] | None:

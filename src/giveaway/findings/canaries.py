@@ -37,7 +37,10 @@ def candidates(head: Head | Texts, table: ScoreTable, *, most: int = MOST) -> Ca
     row_of = row_of_record(head, table)
     rows = table.order()[:most]
     if isinstance(head, Texts):
-        place = _token_features(head.by_person() if table.meta.by_person else head, rows)
+        texts = head.by_person() if table.meta.by_person else head
+        tokens = np.split(texts.tokens, texts.starts[1:-1])
+        strings = [" ".join(map(str, tokens[row].tolist())) for row in rows]
+        place = text_features(strings).of(slice(None)).double().numpy()
     else:
         place = _head_features(head, row_of, rows)
     squares = (place**2).sum(1)
@@ -45,12 +48,6 @@ def candidates(head: Head | Texts, table: ScoreTable, *, most: int = MOST) -> Ca
     np.fill_diagonal(apart, 0.0)
     quality = 1.0 - np.arange(len(rows)) / len(rows)
     return Candidates(rows, quality, np.exp(-0.5 * apart).astype(np.float32))
-
-
-def _token_features(texts: Texts, rows: np.ndarray) -> np.ndarray:
-    tokens = np.split(texts.tokens, texts.starts[1:-1])
-    strings = [" ".join(map(str, tokens[row].tolist())) for row in rows]
-    return text_features(strings).of(slice(None)).double().numpy()
 
 
 def _head_features(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:

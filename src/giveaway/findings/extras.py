@@ -9,7 +9,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +38,6 @@ MOST_LETTERS = 400
 MOST_COLUMNS = 24
 SMALLEST_SIDE = 96  # pixels: smaller images are enlarged by whole factors
 LARGEST_SIDE = 192
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +106,7 @@ def make_extras(head: Head | Texts, table: ScoreTable, *, show_records: bool = F
     """Make the optional parts of a report, with `show_records` the records themselves among them."""
     missing: dict[str, str] = {}
 
-    def attempt(name: str, make: Callable[[], Made]) -> Made | None:
+    def attempt(name: str, make: Callable[[], Any]) -> Any:
         try:
             return make()
         except InputError as error:

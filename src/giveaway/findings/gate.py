@@ -148,7 +148,7 @@ def judge(rules: Rules, folder: str | Path, today: datetime.date, table: ScoreTa
     waivers = {waiver.rule: waiver for waiver in rules.waivers}
     outcomes = []
     for rule in rules.rules:
-        measured = MEASURES[rule.measure](f"rule {rule.name!r}", rule, table, Path(folder))
+        measured = MEASURES[rule.measure][0](f"rule {rule.name!r}", rule, table, Path(folder))
         outcomes.append(Outcome(rule, *measured, waivers.get(rule.name), today))
     return Verdict(tuple(outcomes), today, rules.digest)
 
@@ -216,17 +216,15 @@ def _predicted_share(place: str, rule: Rule, table: ScoreTable, folder: Path) ->
     return value, limit, words, {"words": list(predicted.words)}
 
 
-MEASURES: Mapping[str, Callable[[str, Rule, ScoreTable, Path], Measurement]] = {
-    "measured_count": _measured_count,
-    "predicted_success": _predicted_success,
-    "predicted_share": _predicted_share,
-}
-
-
 def _is_line(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value.strip()) <= len(value) <= LONGEST and value.isprintable()
 
 
+MEASURES: Mapping[str, tuple[Callable[[str, Rule, ScoreTable, Path], Measurement], Sequence[str]]] = {
+    "measured_count": (_measured_count, ("at_most", "at_most_share", "least_power")),
+    "predicted_success": (_predicted_success, ("above", "at_most_share")),
+    "predicted_share": (_predicted_share, ("at_most_word",)),
+}  # how each is measured, and the keys of its rules
 TEXT = (f"one line of text, up to {LONGEST} characters", _is_line)
 SHARE = ("a share from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1)
 KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must hold
@@ -236,11 +234,6 @@ KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must 
     "at_most_word": (" or ".join(f'"{word}"' for word in SHARE_WORDS[:-1]), lambda value: value in SHARE_WORDS[:-1]),
     "above": ("a success of at least 0.5 and below 1", lambda value: type(value) is float and 0.5 <= value < 1),
     "expires": ("a date such as 2027-03-01, without quotes", lambda value: type(value) is datetime.date),
-}
-RULE_KEYS = {
-    "measured_count": ("at_most", "at_most_share", "least_power"),
-    "predicted_success": ("above", "at_most_share"),
-    "predicted_share": ("at_most_word",),
 }
 
 
@@ -282,11 +275,11 @@ def _rule(number: int, table: dict[str, Any]) -> Rule:
     _check_keys(f"rule {number}", {key: table[key] for key in table if key == "name"}, ("name",))
     place = f"rule {table['name']!r}"
     measure = table.get("measure")
-    if not isinstance(measure, str) or measure not in RULE_KEYS:
+    if not isinstance(measure, str) or measure not in MEASURES:
         got = "none" if measure is None else repr(measure)
-        raise fail(place, f"measure to be {', '.join(RULE_KEYS)}", got, NO_COMMON_UNIT)
+        raise fail(place, f"measure to be {', '.join(MEASURES)}", got, NO_COMMON_UNIT)
     given = {key: value for key, value in table.items() if key not in ("name", "measure")}
-    _check_keys(place, given, RULE_KEYS[measure], required=measure != "measured_count")
+    _check_keys(place, given, MEASURES[measure][1], required=measure != "measured_count")
     if measure == "measured_count":
         if len({"at_most", "at_most_share"} & given.keys()) != 1:
             got = "both" if "at_most" in given else "neither"

@@ -1,4 +1,5 @@
-"""Figures: what scores find, what attacks achieve, when records were learned, and those of the theory.
+"""Figures: what scores find, what attacks achieve, when records were learned, what remedies buy, and those of
+the theory.
 
 With `axes` a figure is drawn there, and their figure is returned, instead of a new one.
 """
@@ -15,6 +16,8 @@ from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.evaluation import recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
 from giveaway.evaluation.success import AttackSummary
+from giveaway.findings.mitigation import Mitigation
+from giveaway.findings.remedies import AS_IT_IS
 from giveaway.records import ScoreTable
 from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, axis_from, blank, legend, percent, plain
 from giveaway.theory import TradeOff, expected_gap, random_design
@@ -29,6 +32,7 @@ POINTS = 400  # of a trade-off curve
 GRID = 120  # points a side of the map of the gap
 MOST_POINTS = 20_000  # of the map of distances
 MARKED = 10  # of its rows
+MARKERS = "osD^vP"  # of remedies
 
 
 def recall_curves(
@@ -198,6 +202,46 @@ def lood_map(kl: np.ndarray, mean: np.ndarray, *, axes: Axes | None = None) -> F
     axes.set_xlabel("lood_mean: half the squared change of the mean")
     axes.set_ylabel("lood_kl: KL divergence of the prediction without from the one with")
     return figure
+
+
+def trade_off(found: Mitigation, *, axes: Axes | None = None) -> Figure:
+    """Draw every remedy by its accuracy and by the attack's AUC on the most exposed; better is lower and to the right.
+
+    Bars are 95 % intervals: upright of the AUC, across of the difference in accuracy to the training as it is.
+    """
+    _, axes = blank("What each remedy costs, and what it buys", (9.6, 5.4), axes)
+    start = found.outcomes[0]
+    kinds: dict[str, list[Any]] = {}
+    for outcome in found.outcomes[1:]:
+        kinds.setdefault(outcome.remedy.kind, []).append(outcome)
+    looks = [*zip(COLOURS, MARKERS, strict=False), (GREY, MARKERS[-1])]
+    for number, ((kind, outcomes), (colour, marker)) in enumerate(zip(kinds.items(), looks, strict=False)):
+        for setting in dict.fromkeys(tuple(outcome.remedy.settings) for outcome in outcomes):
+            joined = [start, *(one for one in outcomes if tuple(one.remedy.settings) == setting)]
+            points = [(one.accuracy.value, one.attack.on_most_exposed.value) for one in joined]
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, alpha=0.5)
+        for outcome in outcomes:
+            _mark(axes, outcome, colour, marker, label=kind if outcome is outcomes[0] else None)
+            words = plain(outcome.remedy.label.removesuffix(" most exposed")) if outcome.remedy.label != kind else ""
+            place = (outcome.accuracy.value, outcome.attack.on_most_exposed.value)
+            style: Any = {"fontsize": 8, "color": colour, "va": "bottom" if number % 2 else "top"}
+            axes.annotate(words, place, xytext=(6, 3 if number % 2 else -3), textcoords="offset points", **style)
+    _mark(axes, start, "black", "*", label=AS_IT_IS)
+    axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1.3)
+    across = axes.get_yaxis_transform()
+    axes.text(0.995, 0.5, "a coin", transform=across, fontsize=9, color=GREY, ha="right", va="bottom")
+    axes.set_xlabel(f"{found.measure} on {found.held_out:,} records held out")
+    by = f"{found.models} shadow models a remedy" if found.models else "the model's own losses, a weak attack"
+    axes.set_ylabel(f"attack's AUC on the {found.top:,} most exposed\n({by})")
+    return legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _mark(axes: Axes, outcome: Any, colour: str, marker: str, label: str | None) -> None:
+    told = outcome.attack.on_most_exposed
+    across, up = ([[one.value - one.low], [one.high - one.value]] for one in (outcome.change, told))
+    size = 12 if marker == "*" else 7
+    style: Any = {"fmt": marker, "color": colour, "markersize": size, "elinewidth": 0.7, "label": label}
+    axes.errorbar(outcome.accuracy.value, told.value, xerr=across, yerr=up, **style)
 
 
 def _finite(argument: str, values: ArrayLike) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""The templates that all pages are made from, and the pages to share: the summary of an audit, and an index of many.
+"""The templates that all pages are made from, and the pages to share: the summary of an audit, what remedies buy,
+and an index of many.
 
 What is shared holds no ids, no neighbours, no map, and no group of fewer than ten rows. Counts are rounded, and scores
 and shares have one or two digits, so that a row more or less rarely changes a figure; where it does, two summaries of
@@ -21,12 +22,15 @@ from markupsafe import Markup
 
 from giveaway.checks import InputError, fail
 from giveaway.findings.explain import LEAST, about, breakdowns
+from giveaway.findings.mitigation import Mitigation
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Provenance, check_fields
 from giveaway.reporting.answers import answers, at_least, headline
+from giveaway.reporting.figures import trade_off
+from giveaway.reporting.picture import figure_bytes, image_of
 from giveaway.reporting.validation import StoredValidation, agreement_lines
 from giveaway.reporting.words import access_of, found_elsewhere, notes, shared_count, standing
-from giveaway.storage.files import read_json
+from giveaway.storage.files import as_json, read_json
 from giveaway.text import shown_text
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]#!])|[<>|~$&@]|:(?=/)|(?<=www)\.", re.IGNORECASE)  # an address would be a link
@@ -143,6 +147,26 @@ def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -
     return {
         "summary.json": json.dumps(found, indent=2, allow_nan=False) + "\n",
         "summary.html": page("summary.html", found=found, agreement=agreement, least=LEAST, **shown),
+    }
+
+
+def mitigation_pages(found: Mitigation) -> dict[str, str | bytes]:
+    """Return the files of a mitigation, which name no record: figures for machines, the page, and its picture."""
+    picture = trade_off(found)
+    heads = ["remedy", "trained on", found.measure, "change", "attack on all", "on the most exposed"]
+    heads.append("found of all at 1 % false alarms")
+    rows = []
+    for one in found.outcomes:
+        figures = (one.attack.on_all, one.attack.on_most_exposed, one.attack.found)
+        cells = [one.remedy.label, f"{one.trained_on:,}", f"{one.accuracy.value:.3f}"]
+        rows.append(
+            [*cells, *(f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (one.change, *figures))]
+        )
+    html = page("mitigation.html", found=found, heads=heads, rows=rows, picture=image_of(picture)[0])
+    return {
+        "mitigation.json": as_json(found.to_json()),
+        "mitigation.html": html,
+        "mitigation.png": figure_bytes(picture),
     }
 
 

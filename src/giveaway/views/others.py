@@ -85,13 +85,9 @@ def features_of(inputs: Any, *, device: torch.device | str = "cpu") -> tuple[dic
 class OthersView:
     """Left-out predictions for a head's records from the inputs it holds; `compare` computes them, first of all.
 
-    Of several processes the first asks, and the others `assist` it, where the kernel is not factored whole.
+    `errors` are then the squared ones of what the others predict for each record. Of several processes the first asks,
+    and the others `assist` it, where the kernel is not factored whole.
     """
-
-    errors: np.ndarray  # squared, of the others' prediction for each record
-    _left_out: LeftOutPrediction
-    _shared: LeftOutPrediction | None
-    _seen: Views
 
     def __init__(self, head: Head, processes: Processes = ALONE) -> None:
         self._head, self._processes = head, processes

@@ -2,7 +2,6 @@
 
 import re
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,19 @@ def text_features(strings: Any, *, dimensions: int = DIMENSIONS) -> RecordFeatur
             raise fail("strings", "strings", f"{type(text).__name__} in row {row}", "convert it to str")
 
     def of(rows: slice | torch.Tensor) -> torch.Tensor:
-        return _hashed(texts[rows] if isinstance(rows, slice) else [texts[row] for row in rows.tolist()], dimensions)
+        chosen = texts[rows] if isinstance(rows, slice) else [texts[row] for row in rows.tolist()]
+        cells, weights = [], []
+        for row, text in enumerate(chosen):
+            terms, counts = np.unique(_terms(text), return_counts=True)
+            sign = 1.0 - 2.0 * (terms >> np.uint64(63)).astype(np.float64)
+            column = (terms & np.uint64(0x7FFFFFFFFFFFFFFF)) % np.uint64(dimensions)
+            cells.append(column.astype(np.int64) + row * dimensions)
+            weights.append(sign * (1.0 + np.log(counts)))
+        flat = np.bincount(np.concatenate(cells), np.concatenate(weights), minlength=len(chosen) * dimensions)
+        # NumPy counts in integers where there is no term at all
+        dense = torch.from_numpy(flat.astype(np.float64).reshape(len(chosen), dimensions))
+        norm = dense.norm(dim=1, keepdim=True)
+        return (dense / torch.where(norm > 0, norm, 1.0)).float()
 
     return RecordFeatures(len(texts), of, BLOCK)
 
@@ -64,18 +75,3 @@ def _terms(text: str) -> np.ndarray:
     raw = f" {spaced} ".encode("utf-32-le", "surrogatepass")
     codes = np.frombuffer(raw, dtype="<u4").astype(np.uint64)
     return np.concatenate([_mix(hashes * MULTIPLIER), *(term_hash(codes, size) for size in CHARACTERS)])
-
-
-def _hashed(texts: Sequence[str], dimensions: int) -> torch.Tensor:
-    cells, weights = [], []
-    for row, text in enumerate(texts):
-        terms, counts = np.unique(_terms(text), return_counts=True)
-        sign = 1.0 - 2.0 * (terms >> np.uint64(63)).astype(np.float64)
-        column = (terms & np.uint64(0x7FFFFFFFFFFFFFFF)) % np.uint64(dimensions)
-        cells.append(column.astype(np.int64) + row * dimensions)
-        weights.append(sign * (1.0 + np.log(counts)))
-    flat = np.bincount(np.concatenate(cells), np.concatenate(weights), minlength=len(texts) * dimensions)
-    # NumPy counts in integers where there is no term at all
-    dense = torch.from_numpy(flat.astype(np.float64).reshape(len(texts), dimensions))
-    norm = dense.norm(dim=1, keepdim=True)
-    return (dense / torch.where(norm > 0, norm, 1.0)).float()

@@ -1,10 +1,9 @@
 """Views of texts, token by token: what the other texts say, what the model gives back, and the words that tell.
 
 The other texts: a mixture predicts each token by the shares of the tokens that follow the last 0 to 4 tokens in all
-*other* texts, and by the model before fine-tuning (or one chance in the vocabulary). Taking a text out of the counts is
-a subtraction, so that every text is left out exactly. The weights of the mixture maximize the likelihood of the texts
-so predicted, for each length of the longest context that other texts share and how often they do. Nothing of the
-fine-tuned model is used.
+*other* texts, and by the model before fine-tuning (or one chance in the vocabulary); a text is left out exactly, by
+subtraction from the counts. The weights of the mixture maximize the likelihood of the texts so predicted, for each
+length of the longest context that other texts share and how often they do. Nothing of the fine-tuned model is used.
 
 Continuation: greedy continuation of a text's beginning gives back the text exactly as far as each token is the most
 likely one after those before it, and that is known of every token from the one pass in which the texts were read. So
@@ -122,14 +121,10 @@ def continuation(texts: Texts) -> tuple[dict[str, np.ndarray], dict[str, Any] | 
         told["before"] = int((now & continues(texts, texts.base_best)).sum())
     if texts.groups is not None:
         _, person = np.unique(texts.groups, return_inverse=True)
-        columns = {name: _largest(values, person) for name, values in columns.items()}
+        for name, values in columns.items():
+            columns[name] = np.zeros(person.max() + 1, dtype=values.dtype)
+            np.maximum.at(columns[name], person, values)
     return columns, told if told["texts"] else None
-
-
-def _largest(values: np.ndarray, person: np.ndarray) -> np.ndarray:
-    found = np.zeros(person.max() + 1, dtype=values.dtype)
-    np.maximum.at(found, person, values)
-    return found
 
 
 def own_terms(texts: Texts, others: OtherTexts, order: np.ndarray, unit: str) -> OwnTerms:
