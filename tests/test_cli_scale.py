@@ -201,8 +201,6 @@ def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
     """One that does not may be aborted at its end, and the first killed while it writes (after an audit: above)."""
     command = ("audit", "--features", "features.npz", "--l2", 1, "--out", "together", *more)
     ended = two_processes(*command, script=leaving())
-        "audit", "--features", "features.npz", "--l2", 1, "--out", "together", *more, script=leaving()
-    )
     assert (ended.returncode != 0) == status, ended.stderr
     said = ended.stdout.splitlines()
     for rank in range(2):
