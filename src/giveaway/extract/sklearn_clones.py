@@ -9,8 +9,7 @@ from scipy.special import logsumexp, softmax
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
-from giveaway.extract.sklearn_fields import class_indices
-from giveaway.extract.sklearn_head import LEAST_PROBABILITY
+from giveaway.extract.sklearn_head import LEAST_PROBABILITY, class_indices
 from giveaway.extract.sklearn_unseen import rows_of
 from giveaway.storage.arrays import digest_of
 

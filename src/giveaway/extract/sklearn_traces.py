@@ -10,8 +10,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import check_whole, fail
-from giveaway.extract.sklearn_fields import class_indices
-from giveaway.extract.sklearn_head import LEAST_PROBABILITY, as_rows, checked_targets, last_step, refusals
+from giveaway.extract.sklearn_head import LEAST_PROBABILITY, checked_targets, class_indices, last_step, refusals
 from giveaway.extract.sklearn_unseen import LINEAR, NETWORKS, kept_out, rows_of
 from giveaway.records.loss_trace import LossTrace
 
@@ -91,7 +90,7 @@ def fit_traced(
         return whole, trace
     _check_partial_fit(estimator)
     model = clone(estimator)
-    X = X if hasattr(X, "iloc") else as_rows(X)
+    X = X if hasattr(X, "iloc") else X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
     y = checked_targets(y, X.shape[0])
     n, classes = len(y), is_classifier(model)
     first = {"classes": np.unique(y)} if classes else {}
