@@ -82,24 +82,17 @@ def from_file(
         if not settings["intercept"]:
             notes.append("no bias in the file: the head is taken to have no intercept")
 
-    stored |= witnesses_in(stored)
-    fields = stored | _layer(stored.get("weight"), stored.get("bias"))
-    for name in [name for name in ("features", "outputs", "targets") if name in stored]:
-        fields[name] = (as_tensor if name == "targets" else as_float_rows)(name, stored[name])
+    fields: dict[str, Any] = stored | witnesses_in(stored)
     if "outputs" not in fields:
-        fields["outputs"] = linear_outputs(fields["features"], fields["weight"], fields["bias"])
+        fields["features"] = as_float_rows("features", fields["features"])
+        weight = torch.atleast_2d(as_tensor("weight", fields["weight"]))
+        bias = as_tensor("bias", fields["bias"]).reshape(-1) if "bias" in fields else None
+        fields["outputs"] = linear_outputs(fields["features"], weight, bias)
     if "loss" not in settings:
         settings["loss"] = infer_loss(fields["targets"], fields["outputs"])
     if "inputs" in stored and not saved:
         fields["inputs"] = as_records(np.asarray(stored["inputs"]))
     return Head(**{"features": None} | fields | settings), notes
-
-
-def _layer(weight: Any, bias: Any) -> dict[str, Any]:
-    matrix = None if weight is None else as_tensor("weight", weight)
-    if matrix is not None and matrix.ndim == 1:
-        matrix = matrix.unsqueeze(0)
-    return {"weight": matrix, "bias": None if bias is None else as_tensor("bias", bias).reshape(-1)}
 
 
 def linear_outputs(
