@@ -4,10 +4,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from giveaway.extract.arrays import from_file
 from giveaway.extract.batches import Batches
 from giveaway.extract.torch_head import Cached, InMemory, from_torch
 from giveaway.extract.traces import trace_of_checkpoints
+from giveaway.extract.user_files import from_file
 
 if TYPE_CHECKING:
     from giveaway.extract.sklearn_fits import fit_traced, trace_of_stages

@@ -13,6 +13,7 @@ from torch import nn
 
 from giveaway.checks import fail
 from giveaway.extract.text_gradients import (
+    NUMBERS_AT_ONCE,
     HeadGradients,
     LayerGradients,
     TextCurvature,
@@ -20,12 +21,11 @@ from giveaway.extract.text_gradients import (
     linear_layers,
     output_head,
 )
-from giveaway.extract.token_rows import IGNORED, TokenBatch, TokenRows, checked_models, is_encoder_decoder
+from giveaway.extract.token_rows import TokenBatch, TokenRows, checked_models
 from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, logits_of
 from giveaway.records.texts import Texts
 from giveaway.text import progress_of
 
-NUMBERS_AT_ONCE = 2**25  # logits that are brought to float32 together
 COLUMNS = ("tokens", "log_likelihood", "expected", "spread", "best", "base", "base_best")
 
 
@@ -100,36 +100,22 @@ def _ask(
     model: nn.Module, base: nn.Module | None, batch: TokenBatch, gradients: TextGradients | None
 ) -> list[torch.Tensor]:
     """Return document, token, and what the model and its base say, of every token of a batch that the loss counts."""
-    encoded = is_encoder_decoder(model)
-    documents, counted, where = _counted(batch, encoded)
-    targets = batch.labels[counted]
-    logits = _logits_at(model, batch, encoded, where)
-    columns = [documents[counted], targets, *_statistics(logits, targets)]
+    targets, logits = batch.labels[batch.counted], _logits(model, batch)
+    columns = [batch.documents[batch.counted], targets, *_statistics(logits, targets)]
     if not bool((there := torch.isfinite(columns[2]).cpu()).all()):
         remedy = "look at it, or load the model in float32 or bfloat16: float16 overflows"
         raise fail("model", "finite logits", f"others, first in document {int(columns[0][~there][0])}", remedy)
     if gradients is not None:
-        gradients.see(logits, where)
+        gradients.see(logits, batch.where)
     adapters = getattr(model, "disable_adapter", None) if base is None else None
     if base is not None or adapters is not None:
         with nullcontext() if adapters is None else adapters():
-            before = _logits(base or model, batch, encoded)
-        if (width := before.shape[2]) != logits.shape[1]:
+            before = _logits(base or model, batch)
+        if (width := before.shape[1]) != logits.shape[1]:
             remedy = "resize its embeddings as the model's were, or leave base out"
             raise fail("base", f"the model's vocabulary of {logits.shape[1]:,}", f"{width:,}", remedy)
-        columns += _statistics(before[where], targets)[::3]
+        columns += _statistics(before, targets)[::3]
     return [column.cpu() for column in columns]
-
-
-def _counted(batch: TokenBatch, encoded: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each place's document (b, L), which tokens the loss counts, and at which places they are predicted."""
-    labels, documents = batch.labels, batch.documents
-    if encoded:  # the labels are the decoder's own, a row a document
-        counted = labels != IGNORED
-        return documents.amax(1, keepdim=True).expand_as(labels), counted, counted
-    counted = torch.zeros_like(labels, dtype=torch.bool)  # the first token of a document is predicted from none of it
-    counted[:, 1:] = (labels[:, 1:] != IGNORED) & (documents[:, 1:] == documents[:, :-1])
-    return documents, counted, counted.roll(-1, 1)
 
 
 def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> TextGradients:
@@ -137,26 +123,18 @@ def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> T
     if curvature.through == "head":
         return HeadGradients(curvature, output_head(model))
     layers = linear_layers(model, curvature.through)
-    encoded = is_encoder_decoder(model)
 
     def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]:
         for batch in rows.batches():
-            documents, counted, where = _counted(batch, encoded)
-            yield documents, partial(_logits_at, model, batch, encoded, where), batch.labels[counted]
+            yield batch.documents, partial(_logits, model, batch), batch.labels[batch.counted]
 
     return LayerGradients(curvature, layers, batches)
 
 
-def _logits_at(model: nn.Module, batch: TokenBatch, encoded: bool, where: torch.Tensor) -> torch.Tensor:
-    return _logits(model, batch, encoded)[where]
-
-
-def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
-    """Return the logits (b, L, V) of a batch; the model is left as it was."""
+def _logits(model: nn.Module, batch: TokenBatch) -> torch.Tensor:
+    """Return the logits (t, V) of the tokens of a batch that the loss counts; the model is left as it was."""
     device = device_of(model)
     keywords = dict(batch.keywords)
-    if encoded:
-        keywords["labels"] = batch.labels
     known = inspect.signature(model.forward).parameters
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
         if "attention_mask" not in known and bool((keywords.get("attention_mask", torch.ones(1, 1))[:, 0] == 0).any()):
@@ -174,7 +152,7 @@ def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         remedy = "a classifier is read by from_torch; a base model needs its language-model head"
         raise fail("model", "logits (batch, tokens, vocabulary)", got, remedy)
-    return logits
+    return logits[batch.where]
 
 
 def _statistics(logits: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:

@@ -15,10 +15,10 @@ from sklearn.utils import check_array, compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, check_shape, errors_about, fail
-from giveaway.extract.arrays import linear_outputs
 from giveaway.extract.sklearn_unseen import kept_out, out_of_bag, rows_of
 from giveaway.records.examples import check_inputs
 from giveaway.records.head import Head
+from giveaway.records.rows import linear_outputs
 
 LEAST_PROBABILITY = 1e-12
 HARMLESS = re.compile(r"X has \d+ features|Input (X )?contains (NaN|infinity)|Expected 2D array|Found array with")

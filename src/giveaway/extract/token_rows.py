@@ -52,11 +52,14 @@ def check_dataset(dataset: Any) -> None:
 
 
 class TokenBatch(NamedTuple):
-    """Rows of tokens: the model's keywords, the labels (b, L), and the number of each token's document (b, L)."""
+    """Rows of tokens: the model's keywords, the labels (b, L), the number of each token's document (b, L), which tokens
+    the loss counts, and at which places they are predicted."""
 
     keywords: dict[str, torch.Tensor]
     labels: torch.Tensor
     documents: torch.Tensor
+    counted: torch.Tensor
+    where: torch.Tensor
 
 
 class TokenRows:
@@ -172,7 +175,12 @@ class TokenRows:
         self.documents = max(self.documents, int(documents.max()) + 1)
         if "position_ids" not in batch and bool((mask[:, 0] == 0).any()):
             batch["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)  # padding on the left takes no places
-        return TokenBatch(batch, labels, documents)
+        if self._encoded:  # the labels are the decoder's own, a row a document
+            counted, documents = labels != IGNORED, documents.amax(1, keepdim=True).expand_as(labels)
+            return TokenBatch(batch | {"labels": labels}, labels, documents, counted, counted)
+        counted = torch.zeros_like(labels, dtype=torch.bool)  # a document's first token is predicted from none of it
+        counted[:, 1:] = (labels[:, 1:] != IGNORED) & (documents[:, 1:] == documents[:, :-1])
+        return TokenBatch(batch, labels, documents, counted, counted.roll(-1, 1))
 
     def _numbered(self, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Number the documents of packed rows, which begin where the places begin at 0."""

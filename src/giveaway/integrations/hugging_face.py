@@ -15,7 +15,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from giveaway.checks import fail
-from giveaway.extract.language_models import NUMBERS_AT_ONCE
+from giveaway.extract.text_gradients import NUMBERS_AT_ONCE
 from giveaway.extract.token_rows import IGNORED, TokenRows, is_encoder_decoder
 from giveaway.records import LossTrace
 from giveaway.storage.arrays import read_arrays

@@ -136,8 +136,8 @@ class LossTrace:
             self.add(rows, each)
             return each.mean()
         if self._plain[0] is not criterion:
-            plain = copy.copy(criterion)  # with one value a record or output, without weights and smoothing
-            plain._buffers = dict.fromkeys(criterion._buffers)
+            plain: Any = copy.copy(criterion)  # with one value a record or output, without weights and smoothing
+            plain._buffers = dict.fromkeys(plain._buffers)
             plain.reduction, plain.label_smoothing = "none", 0.0
             self._plain = (criterion, plain)
         which = self._checked(rows)
