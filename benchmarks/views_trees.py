@@ -32,7 +32,7 @@ from benchmarks.fused_truth import figures
 from benchmarks.measuring import read_options, write_parts
 from benchmarks.recipes import signals_of
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.extract.sklearn_traces import STAGES, trace_of_stages
+from giveaway.extract.sklearn_fits import STAGES, trace_of_stages
 from giveaway.extract.sklearn_unseen import out_of_bag
 from giveaway.records import Signals
 from giveaway.scores.fusion import fused, left_out, normal_scores

@@ -280,14 +280,14 @@ def test_a_killed_audit_goes_on_inside_a_depth(giveaway, done, mine, monkeypatch
     torch.save(weights, "weights.pt")
 
     taken = []
-    load = importlib.import_module("giveaway.storage.checkpoint").FolderCheckpoint.load
+    load = importlib.import_module("giveaway.storage.folder").FolderCheckpoint.load
 
     def noted(self, name):
         found = load(self, name)
         taken.extend([name] if found is not None and name.startswith("depth-") else [])
         return found
 
-    monkeypatch.setattr("giveaway.storage.checkpoint.FolderCheckpoint.load", noted)
+    monkeypatch.setattr("giveaway.storage.folder.FolderCheckpoint.load", noted)
     done(*again)
     assert taken
     assert ("depth-head" in taken) is (saves > 5)

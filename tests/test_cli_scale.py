@@ -12,7 +12,7 @@ import pytest
 
 from giveaway.auditing.cost import STEPS
 from giveaway.records import LossTrace, ScoreTable
-from giveaway.storage.checkpoint import FolderCheckpoint
+from giveaway.storage.folder import FolderCheckpoint
 from tests import forked
 from tests.conftest import config, torchrun
 from tests.test_cli import folder  # noqa: F401
@@ -142,7 +142,7 @@ def test_a_score_of_the_records_alone_does_not_end_the_other_process(done, array
 BY_LANDMARKS = """
 import os, sys
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.storage.checkpoint import FolderCheckpoint
+from giveaway.storage.folder import FolderCheckpoint
 from giveaway.views import left_out
 FolderCheckpoint.due = lambda self: True  # every piece of work is saved
 left_out.EXACT_UP_TO = 100
@@ -244,7 +244,7 @@ def test_a_model_s_features_are_made_by_both_processes(done, folder):  # noqa: F
 KILLED = """
 import os, signal, sys
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.storage.checkpoint import FolderCheckpoint
+from giveaway.storage.folder import FolderCheckpoint
 FolderCheckpoint.due = lambda self: True  # every piece of work is saved
 save, left = FolderCheckpoint.save, [int(os.environ["SAVES"])]
 def saves(self, name, tensors):

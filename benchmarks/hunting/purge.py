@@ -19,9 +19,8 @@ from benchmarks.hunting.folders import quick_pages
 from benchmarks.hunting.kills import do, write_whole
 from giveaway.auditing.store import AuditFolder
 from giveaway.checks import InputError
-from giveaway.storage.checkpoint import FolderCheckpoint
 from giveaway.storage.files import file_digest
-from giveaway.storage.folder import LOCK
+from giveaway.storage.folder import LOCK, FolderCheckpoint
 
 COUNT = 300
 INNER = ("checkpoint", "signals")

@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 from giveaway import audit, from_sklearn, validate
 from giveaway.attacks import Retraining, balanced_membership, model_seed, train_shadows
 from giveaway.attacks.shadow import first_model
-from giveaway.extract.sklearn_clones import settings_of
+from giveaway.extract.sklearn_fits import settings_of
 from giveaway.records import ScoreTable
 from tests.conftest import refused
 

@@ -11,7 +11,7 @@ from giveaway.curvature.choice import Dense, Sketch
 from giveaway.extract import from_torch
 from giveaway.network import Depths, InverseCurvature, Network, Solves, sketch_records
 from giveaway.records import ScoreTable
-from giveaway.storage.checkpoint import NO_CHECKPOINT, FolderCheckpoint
+from giveaway.storage.folder import NO_CHECKPOINT, FolderCheckpoint
 from tests.conftest import refused
 from tests.network.cases import dense, made, targets_for
 

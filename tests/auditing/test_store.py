@@ -29,7 +29,7 @@ from giveaway.auditing.store import (
 )
 from giveaway.records import ScoreTable
 from giveaway.storage import arrays
-from giveaway.storage.checkpoint import FolderCheckpoint
+from giveaway.storage.folder import FolderCheckpoint
 from tests.conftest import made_arrays, made_head, refused, save_page
 
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\xff"

@@ -152,7 +152,7 @@ def test_pickled_arrays_are_refused_unread(tmp_path):
 def test_damaged_files_fail_in_one_line_whatever_the_damage(tmp_path, monkeypatch, form, large, step):
     kind, _, folder = form.partition(" ")
     if large:
-        for place in ("records.rows", "extract.user_files", "extract.arrays"):
+        for place in ("records.rows", "extract.user_files"):
             monkeypatch.setattr(f"giveaway.{place}.LARGE_BYTES", 1)
     path = damaged = written(tmp_path, plain(), form, [0, N])
     if folder:
@@ -175,7 +175,7 @@ def test_damaged_files_fail_in_one_line_whatever_the_damage(tmp_path, monkeypatc
 @pytest.mark.parametrize("large", [False, True])
 def test_members_that_lie(tmp_path, monkeypatch, large):
     if large:
-        monkeypatch.setattr("giveaway.extract.arrays.LARGE_BYTES", 1)
+        monkeypatch.setattr("giveaway.extract.user_files.LARGE_BYTES", 1)
     source = written(tmp_path, plain())
     changes = {"long": lambda octets: octets + b"more", "garbled": lambda _: b"\x93NUMPY\x01\x00 no header"}
     for name, change in changes.items():

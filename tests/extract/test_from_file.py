@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from giveaway import Head
 from giveaway.checks import ROWS_PER_CHECK
 from giveaway.cli.source import source_from
-from giveaway.extract import arrays as arrays_module
 from giveaway.extract import from_file, user_files
 from giveaway.records import FileRows, LinearRows
 from giveaway.records import rows as rows_module
@@ -24,7 +23,7 @@ NO_FEATURES = "no features: a black box, of which only outputs and inputs can be
 @pytest.fixture
 def large(monkeypatch):
     """Everything counts as large."""
-    for module in (rows_module, user_files, arrays_module):
+    for module in (rows_module, user_files):
         monkeypatch.setattr(module, "LARGE_BYTES", 1)
 
 

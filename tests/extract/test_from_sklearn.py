@@ -32,7 +32,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
-import giveaway.extract.sklearn_fields as sklearn_fields
+import giveaway.extract.sklearn_head as sklearn_head
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
 from tests.conftest import refused
@@ -63,7 +63,7 @@ def test_sparse_inputs_become_dense_up_to_a_limit(X, labels, monkeypatch):
     head = from_sklearn(model, sparse.csc_matrix(X), labels)
     np.testing.assert_array_equal(head.features.numpy(), X)
     mlp = MLPClassifier(hidden_layer_sizes=(4,), **LBFGS).fit(sparse.csr_array(X), labels)
-    monkeypatch.setattr(sklearn_fields, "DENSE_BYTES", X.nbytes - 1)
+    monkeypatch.setattr(sklearn_head, "DENSE_BYTES", X.nbytes - 1)
     np.testing.assert_allclose(
         from_sklearn(mlp, sparse.csr_array(X), labels).outputs.softmax(1).numpy(), mlp.predict_proba(X), atol=1e-12
     )

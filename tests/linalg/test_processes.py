@@ -78,7 +78,7 @@ assert processes.smallest(7 - processes.rank) == 6
 assert [processes.any(flag) for flag in (False, processes.first, not processes.first)] == [False, True, True]
 
 from giveaway.curvature.sketch import CheckpointedParts
-from giveaway.storage.checkpoint import Checkpoint
+from giveaway.storage.folder import Checkpoint
 class Shelf(Checkpoint):
     wants = False
     def __init__(self):

@@ -100,9 +100,9 @@ def test_every_form_of_data_gives_the_same():
         (TensorDataset(X), "got a batch of 1 parts"),
         (X, "data: expected .inputs, targets., a Dataset or a DataLoader, got Tensor"),
         ((X[:0], Y[:0]), "at least one record"),
-        ((X, Y + 1), "targets: expected classes 0 to 1"),
-        ((X, torch.rand(12, 5)), "targets .12, 5. for 2 outputs"),
-        ((X, torch.rand(12, 2) + 1), "rows of probabilities"),
+        ((X, Y + 1), "targets: expected class labels from 0 to 1"),
+        ((X, torch.rand(12, 5)), "shape .12,. class indices or .12, 2. probabilities, got shape .12, 5."),
+        ((X, torch.rand(12, 2) + 1), "labels between 0 and 1"),
     ],
 )
 def test_data_that_cannot_be_used(data, words):

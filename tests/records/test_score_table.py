@@ -221,3 +221,11 @@ def test_any_text_as_id_stays_on_its_line(names):
     table = ScoreTable({"newton": np.zeros(len(names))}, np.array(names))
     assert len(repr(table).splitlines()) == len(names) + 1
     repr(table).encode("utf-8")
+
+
+def test_a_notebook_shows_the_same_lines_escaped_below_what_they_mean():
+    table = ScoreTable({"newton": np.arange(2.0)}, np.array(["<b>", "&"]))
+    assert table._repr_html_() == (
+        "<p>A ranking, not a count; a low score is not evidence of safety.</p>"
+        f"<pre>{repr(table).replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')}</pre>"
+    )

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.storage import arrays, checkpoint
-from giveaway.storage.checkpoint import Checkpoint, FolderCheckpoint, UnfinishedWork
+from giveaway.storage import arrays, folder
+from giveaway.storage.folder import Checkpoint, FolderCheckpoint, UnfinishedWork
 from tests.conftest import refused
 
 DIGEST = {
@@ -202,7 +202,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_earlier_file(tmp_path, monkeypatc
     def full(stream, entries):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_archive", full)
+    monkeypatch.setattr(folder, "write_archive", full)
     refused(r"^out: expected room for 0\.0 GB of unfinished work, got .*\(No space left", kept.save, "sums", tensors(1))
     assert same(kept.load("sums"), tensors())
     assert len(contents(tmp_path)) == 2
@@ -250,7 +250,7 @@ def test_saving_stays_a_small_share_of_the_time(tmp_path, monkeypatch):
         nonlocal now
         now += slow
 
-    monkeypatch.setattr(checkpoint, "write_archive", write)
+    monkeypatch.setattr(folder, "write_archive", write)
     for wait, took, next_wait in ((60.0, 0.5, 60.0), (60.0, 10.0, 200.0), (200.0, 1.0, 60.0)):
         start, slow = now, took
         now = start + wait - 0.01

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from giveaway.checks import check_choice, fail
 from giveaway.extract.model_records import BATCH_SIZE, ModelRecords, read_records
-from giveaway.extract.sklearn_clones import (
+from giveaway.extract.sklearn_fits import (
     classifier_outputs,
     data_digest,
     fitted_clone,
-    last_step,
+    predicting_step,
     settings_of,
     source_digest,
 )
@@ -103,7 +103,7 @@ class Retraining:
     @property
     def name(self) -> str:
         """The kind of the estimator that predicts: of a Pipeline, the last step."""
-        return type(last_step(self.model)[0]).__name__
+        return type(predicting_step(self.model)[0]).__name__
 
     @property
     def targets(self) -> np.ndarray | None:

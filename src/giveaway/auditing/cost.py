@@ -17,9 +17,9 @@ from giveaway.checks import free_memory
 from giveaway.curvature.choice import Auto, Dense, Sketch, choose
 from giveaway.curvature.losses import Loss, loss_named
 from giveaway.curvature.sketch import probes_at_once
-from giveaway.extract.language_model_checks import check_dataset, checked_models
-from giveaway.extract.language_models import NUMBERS_AT_ONCE, from_causal_lm
-from giveaway.extract.text_gradients import MOST_ON_CPU, TextCurvature, linear_layers, output_head
+from giveaway.extract.language_models import from_causal_lm
+from giveaway.extract.text_gradients import MOST_ON_CPU, NUMBERS_AT_ONCE, TextCurvature, linear_layers, output_head
+from giveaway.extract.token_rows import check_dataset, checked_models
 from giveaway.extract.torch_model import device_of
 from giveaway.gp.distinguishability import Process
 from giveaway.gp.posterior import as_records, kernel_regression, left_out_errors

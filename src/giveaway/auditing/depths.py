@@ -20,7 +20,7 @@ from giveaway.network.scores import NetworkScores
 from giveaway.network.solves import InverseCurvature, rank_for
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+from giveaway.storage.folder import NO_CHECKPOINT, Checkpoint
 
 PROBES = 64
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves

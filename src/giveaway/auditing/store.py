@@ -25,10 +25,8 @@ from giveaway.records.signals import SignalsFolder
 from giveaway.records.texts import Texts
 from giveaway.records.witnesses import arrays_of_witnesses
 from giveaway.storage.arrays import digest_of
-from giveaway.storage.checkpoint import FOLDER as UNFINISHED
-from giveaway.storage.checkpoint import UnfinishedWork
 from giveaway.storage.files import write_text
-from giveaway.storage.folder import MarkedFolder
+from giveaway.storage.folder import UNFINISHED, MarkedFolder, UnfinishedWork
 from giveaway.version import VERSION
 
 LETTERS = 16  # hexadecimal digits of a pseudonym: 64 bits

@@ -29,8 +29,8 @@ from giveaway.reporting.answers import headline
 from giveaway.reporting.folder import described, write_audit
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, check_access, notes
-from giveaway.storage.checkpoint import FolderCheckpoint
 from giveaway.storage.files import as_json
+from giveaway.storage.folder import FolderCheckpoint
 from giveaway.text import parts_of, say, shown_text
 
 Options = dict[str, Any]

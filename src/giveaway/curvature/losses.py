@@ -8,19 +8,18 @@ from collections.abc import Callable
 
 import torch
 
-from giveaway.checks import check_choice, fail
+from giveaway.checks import check_choice
 from giveaway.curvature.output_curvature import DiagonalCurvature, OutputCurvature, SoftmaxCurvature
 from giveaway.records import Head
+from giveaway.records.examples import LOSSES
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-NAMES = ("squared", "cross_entropy", "binary_cross_entropy")
 
 
 class Loss:
     """A loss of m outputs.
 
     value(f, y), gradient(f, y), curvature(f) : ℓ, g = ∂ℓ/∂f, and W at the outputs f
-    check_targets(y, f) : all targets (n, ...) as the other methods take them; f (b, m) are outputs of the first records
     sensitivity : −∂g/∂y, which multiplies B in logit-space scores
     coupled : whether W couples the outputs (softmax); otherwise it is diagonal
     shared : whether all outputs and records have the same curvature
@@ -38,7 +37,6 @@ class Loss:
     classes = False
     value: LossFunction
     gradient: LossFunction
-    check_targets: LossFunction
     curvature: Callable[[torch.Tensor], OutputCurvature]
     entropy: Callable[[torch.Tensor], torch.Tensor]
     margin: LossFunction
@@ -113,9 +111,6 @@ class Squared(Loss):
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
         return f.new_full((1, len(f)), 2.0)
 
-    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        return _columns(y, f)
-
 
 class Logistic(Loss):
     """m independent binary cross-entropies on logits; m = 1 is binary classification with one logit."""
@@ -139,12 +134,6 @@ class Logistic(Loss):
 
     def targets(self, y: torch.Tensor) -> torch.Tensor:
         return y.to(torch.float64).unsqueeze(1) if y.ndim == 1 else y
-
-    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        y = _columns(y, f)
-        if bool((y < 0).any()) or bool((y > 1).any()):
-            raise fail("targets", "labels 0 or 1, or probabilities", "others", "encode the labels")
-        return y
 
     def entropy(self, f: torch.Tensor) -> torch.Tensor:
         return (torch.sigmoid(f) * _softplus(-f) + torch.sigmoid(-f) * _softplus(f)).sum(-1)
@@ -201,16 +190,6 @@ class Softmax(Loss):
         packed[rows == columns] = self.diagonal(f).T[:-1]
         return packed
 
-    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        if y.ndim == 1 and not y.is_floating_point():
-            if bool((y < 0).any()) or bool((y >= self.m).any()):
-                raise fail("targets", f"classes 0 to {self.m - 1}", "others", "number the classes as the outputs")
-            return y.to(torch.int64)
-        y = _columns(y, f)
-        if bool((y < 0).any()) or bool(((y.sum(1) - 1).abs() > 1e-4).any()):
-            raise fail("targets", "class numbers, or rows of probabilities", "others", "encode the labels")
-        return y
-
     def basis(self) -> torch.Tensor:
         # Helmert's
         k = torch.arange(1, self.m, dtype=torch.float64)
@@ -247,7 +226,7 @@ class Softmax(Loss):
 
 def loss_named(loss: str, m: int) -> Loss:
     """The loss of m outputs that a name stands for."""
-    check_choice("loss", loss, NAMES)
+    check_choice("loss", loss, LOSSES)
     if loss == "squared":
         return Squared(m)
     return Logistic(m) if loss == "binary_cross_entropy" or m == 1 else Softmax(m)
@@ -255,14 +234,6 @@ def loss_named(loss: str, m: int) -> Loss:
 
 def loss_of(head: Head) -> Loss:
     return loss_named(head.loss, head.m)
-
-
-def _columns(y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-    y = y.unsqueeze(1) if y.ndim == 1 else y
-    if y.ndim != 2 or y.shape[1] != f.shape[1]:
-        got = f"targets {tuple(y.shape)} for {f.shape[1]} outputs"
-        raise fail("targets", "one number an output", got, "align targets and outputs")
-    return y.to(f.dtype)
 
 
 def _seen(curvature: torch.Tensor) -> torch.Tensor:

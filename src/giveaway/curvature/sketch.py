@@ -18,7 +18,7 @@ from giveaway.linalg.precision import WORD, Parts, Precision, exact_for, higher_
 from giveaway.linalg.processes import ALONE, HERE, Execution, Processes
 from giveaway.records import Head
 from giveaway.records.head import Window
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+from giveaway.storage.folder import NO_CHECKPOINT, Checkpoint
 
 MOST_STEPS = 500
 ARRAYS, WIDER_ARRAYS = 8, 4  # of a block of probes that conjugate gradients hold, and where residuals are wider

@@ -4,17 +4,17 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from giveaway.extract.arrays import from_file
 from giveaway.extract.batches import Batches
 from giveaway.extract.torch_head import Cached, InMemory, from_torch
 from giveaway.extract.traces import trace_of_checkpoints
+from giveaway.extract.user_files import from_file
 
 if TYPE_CHECKING:
+    from giveaway.extract.sklearn_fits import fit_traced, trace_of_stages
     from giveaway.extract.sklearn_head import from_sklearn
-    from giveaway.extract.sklearn_traces import fit_traced, trace_of_stages
 
 # networks read their records here, and need not wait for scikit-learn
-_LATER = {"fit_traced": "sklearn_traces", "from_sklearn": "sklearn_head", "trace_of_stages": "sklearn_traces"}
+_LATER = {"fit_traced": "sklearn_fits", "from_sklearn": "sklearn_head", "trace_of_stages": "sklearn_fits"}
 
 
 def __getattr__(name: str) -> Any:

@@ -66,12 +66,14 @@ class HeadLayer:
             raise fail("layer", "a layer that runs once a record", got, "name another with layer=, or build Head")
         return result, runs[-1], seen[0], seen[1]
 
-    def check_is_function(self, batch: RecordBatch, first: Pair) -> None:
+    def check_is_function(self, number: int, batch: RecordBatch, first: Pair) -> None:
         """Refuse a model whose rows, `first` of this batch, depend on chance, on earlier calls, or on other records.
 
-        It runs once more on the batch and, if that can be divided, on its halves in mixed order, twice: a mixing of
-        rows may agree with itself on one division.
+        It is asked so about all of the first records, then about ever fewer batches: once more about the batch and, if
+        that can be divided, its halves in mixed order, twice: a mixing of rows may agree with itself on one division.
         """
+        if number * batch.rows >= ROWS_CHECKED and number & (number - 1):
+            return
         if any(module.training for module in self.model.modules()):
             got = "one that calls train()"
             raise fail("model", "a forward in evaluation mode", got, "leave the mode to the caller")
@@ -129,11 +131,6 @@ def _token_of(result: Any, inputs: torch.Tensor, tokens: torch.Tensor) -> Pair |
         return None
     rows, place = torch.arange(len(tokens), device=tokens.device), same.int().argmax(dim=1)
     return inputs[rows, place], tokens[rows, place]
-
-
-def is_sampled(number: int, batch: RecordBatch) -> bool:
-    """Whether the model is asked about this batch in other company too: all of the first records, then ever fewer."""
-    return number * batch.rows < ROWS_CHECKED or number & (number - 1) == 0
 
 
 def _check_same(again: Pair, first: Pair, got: str, remedy: str) -> None:

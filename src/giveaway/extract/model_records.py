@@ -26,10 +26,6 @@ class ModelRecords(RecordBatch):
     device: torch.device
     dtype: torch.dtype
 
-    @property
-    def n(self) -> int:
-        return len(self.targets)
-
     def take(self, rows: slice | torch.Tensor) -> RecordBatch:
         def moved(value: torch.Tensor) -> torch.Tensor:
             return value[rows].to(self.device, self.dtype if value.is_floating_point() else None)
@@ -37,8 +33,8 @@ class ModelRecords(RecordBatch):
         return RecordBatch(*mapped((self.arguments, self.keywords, self.targets), moved))
 
     def batches(self, rows: int) -> Iterator[tuple[slice, RecordBatch]]:
-        for start in range(0, self.n, rows):
-            part = slice(start, min(start + rows, self.n))
+        for start in range(0, self.rows, rows):
+            part = slice(start, min(start + rows, self.rows))
             yield part, self.take(part)
 
 

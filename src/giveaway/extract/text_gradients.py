@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,7 +50,13 @@ class TextCurvature:
 class TextGradients(ABC):
     """Gradients of each text's summed loss: of its own tokens, and of the labels that the model drew in their place."""
 
-    def __init__(self, curvature: TextCurvature, weight: torch.Tensor) -> None:
+    def __init__(self, curvature: TextCurvature, layers: Collection[nn.Module]) -> None:
+        weights: list[torch.Tensor] = [layer.weight for layer in layers]  # type: ignore[misc]
+        if kinds := sorted({str(weight.dtype) for weight in weights if not weight.is_floating_point()}):
+            got = f"{', '.join(kinds)}, as of a model in 8 or 4 bit"
+            remedy = 'name its adapters, TextCurvature(through="adapters"), or load it in bfloat16'
+            raise fail("curvature", "layers with floating-point weights", got, remedy)
+        weight = weights[0]
         self.curvature, self.device = curvature, weight.device
         self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self._drawn: list[torch.Tensor] = []
@@ -96,7 +102,7 @@ class HeadGradients(TextGradients):
     """Through the output layer: a token's gradient is (p − its label) ⊗ what the layer was given."""
 
     def __init__(self, curvature: TextCurvature, head: nn.Linear) -> None:
-        super().__init__(curvature, head.weight)
+        super().__init__(curvature, [head])
         self._head, self._given = head, torch.empty(0)
         self._inputs: list[torch.Tensor] = []
 
@@ -158,7 +164,7 @@ class LayerGradients(TextGradients):
         layers: Mapping[str, nn.Module],
         batches: Callable[[], Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]],
     ) -> None:
-        super().__init__(curvature, next(iter(layers.values())).weight)  # type: ignore[arg-type]
+        super().__init__(curvature, layers.values())
         self._layers, self._batches = layers, batches
 
     def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
@@ -217,7 +223,11 @@ def padded_blocks(lengths: torch.Tensor, most: int) -> Iterator[tuple[torch.Tens
 
 def linear_layers(model: nn.Module, through: str | Sequence[str]) -> dict[str, nn.Module]:
     """Return the linear layers that are named: "adapters", or names and patterns."""
-    known = {name: layer for name, layer in model.named_modules() if _is_linear(layer)}
+    known = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) or type(layer).__name__ == CONV1D
+    }
     patterns = ["*lora_*"] if through == "adapters" else [through] if isinstance(through, str) else list(through)
     chosen: dict[str, nn.Module] = {}
     for pattern in patterns:
@@ -240,10 +250,6 @@ def output_head(model: nn.Module) -> nn.Linear:
         remedy += "a classifier is read by from_torch"
         raise fail("curvature", "an output head that is an nn.Linear", "none", remedy)
     return head
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) or type(layer).__name__ == CONV1D
 
 
 def _shape(layer: nn.Module) -> tuple[int, int]:

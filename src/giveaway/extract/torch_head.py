@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 from giveaway.checks import errors_about, fail
 from giveaway.extract.batches import USUAL, Batches, Variants
 from giveaway.extract.feature_cache import ROWS, FeatureCache, RowWriters, SharedCache
-from giveaway.extract.head_layer import HeadLayer, is_sampled
+from giveaway.extract.head_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector
 from giveaway.extract.reader import ORDERED, RecordReader, RowBuffers, as_loader, places_of, why_order_is_unknown
 from giveaway.extract.torch_model import model_digest, same_random_states, untouched, unwrapped
@@ -203,8 +203,7 @@ class _Run:
         for number, batch in enumerate(self.reader.first_pass()):
             self.collector.add(batch)  # before a variant can write into the inputs
             rows = self.layer.rows_of(batch)
-            if is_sampled(number, batch):
-                self.layer.check_is_function(batch, rows)
+            self.layer.check_is_function(number, batch, rows)
             for name, block in zip(ROWS, (*rows, batch.targets), strict=True):
                 sink.add(name, block)
             for name, outputs in self.variants.outputs(batch, lambda batch: self.layer.rows_of(batch)[1]):

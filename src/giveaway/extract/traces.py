@@ -73,7 +73,8 @@ def trace_of_checkpoints(
                     for batch in reader.later_pass():
                         outputs = _outputs(module, batch, where)
                         if not named:
-                            named, y = _named_loss(loss, outputs, y)
+                            named = infer_loss(y, outputs) if loss == "auto" else loss
+                            y = check_targets(y, outputs[:1].expand(rows, -1), named)
                         wanted = y[start : start + batch.rows].to(where)
                         trace.add(range(start, start + batch.rows), _losses(named, outputs.double(), wanted))
                         start += batch.rows
@@ -91,16 +92,10 @@ def _outputs(model: nn.Module, batch: RecordBatch, device: torch.device) -> torc
         shape = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         got = f"{shape} for {batch.rows} records"
         raise fail("model", "one row of outputs a record", got, "return the logits or values alone")
-    return outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
-
-
-def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """Return the loss that fits a batch's outputs, and all targets as a head holds them."""
-    if outputs.ndim != 2:
+    if outputs.ndim > 2:
         got, remedy = f"shape {tuple(outputs.shape)}", "record a trace in training: ga.LossTrace takes any losses"
         raise fail("loss", "outputs (records, classes or values)", got, remedy)
-    chosen = infer_loss(targets, outputs) if name == "auto" else name
-    return chosen, check_targets(targets, outputs[:1].expand(len(targets), -1), chosen)
+    return outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
 
 
 def _losses(name: str, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from giveaway.attacks.retraining import Retraining
 from giveaway.checks import fail, nearest
-from giveaway.extract.sklearn_clones import last_step
+from giveaway.extract.sklearn_fits import predicting_step
 
 PENALTIES = ("l2", "weight_decay", "C", "alpha", "l2_regularization", "reg_lambda", "l2_leaf_reg")
 FROM_NOTHING = {name: (1.0, 10.0) for name in PENALTIES[4:]}  # where there is no penalty yet; others are weight decays
@@ -93,7 +93,7 @@ def remedies(
                 found.append(Remedy(KINDS.get(name, YOURS), f"{name}={shown}", {at: value}))
     takes = "sample_weight" in known
     if training.is_estimator:
-        takes = has_fit_parameter(last_step(training.model)[0], "sample_weight")
+        takes = has_fit_parameter(predicting_step(training.model)[0], "sample_weight")
     if takes and weighted:
         found.append(Remedy(WEIGHTED, WEIGHTED, weighted=True))
     found.sort(key=lambda remedy: remedy.kind == PRIVATE)  # it takes longest
@@ -124,7 +124,7 @@ def _settings(training: Retraining) -> tuple[dict[str, Any], str]:
         parameters = list(inspect.signature(training.model).parameters.values())[2:]
         named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         return {one.name: one.default for one in named if one.name != "device"}, ""
-    last, prefix = last_step(training.model)
+    last, prefix = predicting_step(training.model)
     known = last.get_params(deep=False)
     learns = any(name.startswith("learning_rate") for name in known)  # other solvers go on to the optimum
     off = {"epsilon"}  # that one is Adam's

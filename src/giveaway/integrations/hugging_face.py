@@ -15,7 +15,8 @@ from torch import nn
 from transformers import TrainerCallback
 
 from giveaway.checks import fail
-from giveaway.extract.language_models import IGNORED, NUMBERS_AT_ONCE, TokenRows, is_encoder_decoder
+from giveaway.extract.text_gradients import NUMBERS_AT_ONCE
+from giveaway.extract.token_rows import IGNORED, TokenRows, is_encoder_decoder
 from giveaway.records import LossTrace
 from giveaway.storage.arrays import read_arrays
 from giveaway.storage.files import write_atomically

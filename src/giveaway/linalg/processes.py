@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from giveaway.checks import CPU, InputError, fail
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+from giveaway.storage.folder import NO_CHECKPOINT, Checkpoint
 from giveaway.text import OnRows
 
 PIECE_BYTES = 256_000_000  # of a tensor summed at a time: the transport allocates buffers of the same size

@@ -20,6 +20,7 @@ from giveaway.curvature.losses import loss_named
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.model_records import ModelRecords, read_records
 from giveaway.extract.torch_model import evaluation_mode, unwrapped
+from giveaway.records.examples import check_targets
 
 FEW = 8  # records of the checks
 MOST_ON_CPU = 1_000_000_000
@@ -158,16 +159,17 @@ class Network:
             dtype = torch.float32
         self.dtype, self.device = dtype or first.dtype, first.device
         records = read_records(data, self.device, self.dtype)
-        some = records.take(slice(0, min(FEW, records.n)))
+        some = records.take(slice(0, min(FEW, records.rows)))
         everything = ParameterSet.of(self.model, {name for name, _ in self.model.named_parameters()}, dtype)
         with self.evaluating(), torch.no_grad():
             outputs = self._checked_outputs(everything, some)
             run = partial(self._run, everything, everything.values, some)
             self.parameters = ParameterSet.of(self.model, chosen_names(self.model, parameters, run), dtype)
         self.loss = loss_named(loss, outputs.shape[1])
-        targets = self.loss.check_targets(records.targets, outputs)
-        self.records: ModelRecords = replace(records, targets=targets)
-        self.n, self.m, self.size = records.n, outputs.shape[1], self.parameters.count
+        y = check_targets(records.targets, outputs[:1].expand(records.rows, -1), loss, one_class=True)
+        y = self.loss.targets(y)
+        self.records: ModelRecords = replace(records, targets=y.to(outputs.dtype) if y.is_floating_point() else y)
+        self.n, self.m, self.size = records.rows, outputs.shape[1], self.parameters.count
         self.work = Work.measured(self, memory)
 
     def function(self, batch: RecordBatch) -> Callable[[Values], torch.Tensor]:

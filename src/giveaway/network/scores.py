@@ -20,7 +20,7 @@ from giveaway.network.network import Network
 from giveaway.network.solves import InverseCurvature, parameter_signs
 from giveaway.scores.catalogue import CATALOGUE, OF_BATCH, relative_error, scores_of, standard_errors
 from giveaway.scores.formulas import ScoreBatch
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+from giveaway.storage.folder import NO_CHECKPOINT, Checkpoint
 
 AT_ONCE = 64  # right sides of chosen records that a checkpoint holds together
 COUNTS, CAPPED, LEVERAGE = "counts", "capped", "top leverage"

@@ -342,11 +342,7 @@ class Head:
             object.__setattr__(self, "bias", bias)
         elif self.bias is not None:
             raise fail("bias", "no bias where intercept=False", "a bias", "drop bias= or set intercept=True")
-        self._check_agreement()
-
-    def _check_agreement(self) -> None:
-        assert self.weight is not None
-        if isinstance(self.outputs, LinearRows) and self.outputs.comes_from(self.features, self.weight, self.bias):
+        if isinstance(self.outputs, LinearRows) and self.outputs.comes_from(self.features, weight, self.bias):
             check_finite("features", self.features)
             return
         theta, lazy = self.parameters(), self.lazy

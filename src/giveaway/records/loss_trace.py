@@ -136,7 +136,10 @@ class LossTrace:
             self.add(rows, each)
             return each.mean()
         if self._plain[0] is not criterion:
-            self._plain = (criterion, _plain(criterion))
+            plain: Any = copy.copy(criterion)  # with one value a record or output, without weights and smoothing
+            plain._buffers = dict.fromkeys(plain._buffers)
+            plain.reduction, plain.label_smoothing = "none", 0.0
+            self._plain = (criterion, plain)
         which = self._checked(rows)
         if outputs.shape[0] != which.shape[0]:
             raise fail("rows", f"{len(outputs)} row numbers, one an output", str(len(which)), "give those of the batch")
@@ -307,14 +310,6 @@ class LossTrace:
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NaN where none did
                 means = [np.nanmean(rows, 0, dtype=np.float32) for rows in zip(*each, strict=False)]
             self._epochs = np.asarray(means, np.float16).reshape(-1, self.records)
-
-
-def _plain(criterion: Any) -> Any:
-    """Return one of torch's criteria with one value a record or output, without weights and smoothing."""
-    made = copy.copy(criterion)
-    made._buffers = dict.fromkeys(criterion._buffers)
-    made.reduction, made.label_smoothing = "none", 0.0
-    return made
 
 
 @torch.no_grad()

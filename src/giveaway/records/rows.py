@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, fail, rows_at_a_time
+from giveaway.checks import as_tensor, check_finite, check_shape, fail, rows_at_a_time
 
 LARGE_BYTES = 64 * 2**20  # what lies in files is read window by window from this size on
 BFLOAT16 = np.dtype([("bfloat16", "<i2")])  # NumPy has no such numbers: their bits
@@ -165,6 +165,22 @@ class LinearRows(LazyRows):
 
     def _read(self, which: slice | torch.Tensor) -> torch.Tensor:
         return self.of(self.features[which if isinstance(which, slice) else which.to(self.device)], which)
+
+
+def linear_outputs(
+    features: torch.Tensor | LazyRows, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | LinearRows:
+    """Return features @ weight.T + bias in float64, (n, m); large outputs are computed only as they are read."""
+    check_shape("features", features, (None, None), "(records, features)")
+    check_shape("weight", weight, (None, features.shape[1]), f"(outputs, {features.shape[1]}), a column a feature")
+    if bias is not None:
+        check_shape("bias", bias, (len(weight),), f"({len(weight)},), one number an output")
+    lazy, size = LinearRows(features, weight, bias), rows_at_a_time(features)
+    if lazy.nbytes >= LARGE_BYTES:
+        return lazy
+    blocks = (features[start : start + size].to(torch.float64) for start in range(0, len(features), size))
+    outputs = torch.cat([block @ weight.to(torch.float64).T for block in blocks])
+    return outputs if bias is None else outputs.add_(bias.to(torch.float64))
 
 
 def _on_device(block: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -189,3 +190,6 @@ class ScoreTable:
             lines += [f"{start}  {first}".rstrip(), *(f"{'':{len(start)}}  {text}" for text in more)]
         hidden = len(self) - ROWS_SHOWN
         return "\n".join([*lines, *([f"… {hidden} more rows"] if hidden > 0 else [])])
+
+    def _repr_html_(self) -> str:
+        return f"<p>A ranking, not a count; a low score is not evidence of safety.</p><pre>{escape(repr(self))}</pre>"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 from giveaway.checks import check_choice, fail
-from giveaway.extract.sklearn_fields import FIELDS
+from giveaway.extract.sklearn_head import FIELDS
 from giveaway.findings.explain import LEAST, about
 from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable

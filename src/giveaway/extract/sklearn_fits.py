@@ -1,21 +1,25 @@
-"""Loss traces of models in scikit-learn's way: boosted trees from their stages, others fitted batch by batch."""
+"""Models in scikit-learn's way that are fitted again, at once or batch by batch, and traces of those and of stages."""
 
+import hashlib
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy.special import logsumexp, softmax
 from sklearn.base import clone, is_classifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import check_whole, fail
-from giveaway.extract.sklearn_fields import class_indices
-from giveaway.extract.sklearn_head import LEAST_PROBABILITY, as_rows, checked_targets, last_step, refusals
+from giveaway.extract.sklearn_head import LEAST_PROBABILITY, checked_targets, class_indices, last_step, refusals
 from giveaway.extract.sklearn_unseen import LINEAR, NETWORKS, kept_out, rows_of
 from giveaway.records.loss_trace import LossTrace
+from giveaway.storage.arrays import digest_of
 
 STAGES = 20
+SAME = 1e-6  # between predict_proba and the softmax of a decision function
 BATCH = 200  # MLPs' own size by default
 PARTS = 20  # of an epoch of SGD, which steps record by record and is asked before each part
 BOOSTED = "a scikit-learn GradientBoosting or HistGradientBoosting model, an XGBoost, LightGBM or CatBoost one"
@@ -91,7 +95,7 @@ def fit_traced(
         return whole, trace
     _check_partial_fit(estimator)
     model = clone(estimator)
-    X = X if hasattr(X, "iloc") else as_rows(X)
+    X = X if hasattr(X, "iloc") else X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
     y = checked_targets(y, X.shape[0])
     n, classes = len(y), is_classifier(model)
     first = {"classes": np.unique(y)} if classes else {}
@@ -164,3 +168,86 @@ def _check_partial_fit(estimator: Any) -> None:
     for name, wanted in (("loss", loss), ("early_stopping", False)):
         if (given := getattr(estimator, name, wanted)) != wanted:
             raise fail("estimator", f"{name}={wanted!r}", f"{name}={given!r}", f"make it with {name}={wanted!r}")
+
+
+def fitted_clone(
+    estimator: Any, X: Any, y: np.ndarray, rows: np.ndarray, seed: int, sample_weight: np.ndarray | None = None
+) -> Any:
+    """Fit a clone of the estimator to some rows of X and y, with every random state set from the seed."""
+    made = clone(estimator)
+    states = [name for name in made.get_params() if name == "random_state" or name.endswith("__random_state")]
+    made.set_params(**dict.fromkeys(states, seed >> 1))  # some libraries take 31 bits
+    weights = {} if sample_weight is None else {f"{predicting_step(made)[1]}sample_weight": sample_weight}
+    return made.fit(rows_of(X, rows), y[rows], **weights)
+
+
+def predicting_step(estimator: Any) -> tuple[Any, str]:
+    """Return the step of a Pipeline that predicts, however nested, and what its parameters have before their names."""
+    prefix = ""
+    while isinstance(estimator, Pipeline):
+        prefix, estimator = f"{prefix}{estimator.steps[-1][0]}__", estimator.steps[-1][1]
+    return estimator, prefix
+
+
+def classifier_outputs(model: Any, X: Any, classes: np.ndarray) -> np.ndarray:
+    """Return what a fitted classifier says of X, a column a class; a class that it never met gets next to nothing.
+
+    Probabilities, or a decision function: where there is none, or its softmax is the probabilities, which are rounded.
+    """
+    decided = np.asarray(model.decision_function(X)) if hasattr(model, "decision_function") else None
+    outputs = np.asarray(model.predict_proba(X)) if hasattr(model, "predict_proba") else None
+    if decided is not None and (
+        outputs is None or np.allclose(softmax(_columns(decided), axis=1), outputs, rtol=0, atol=SAME)
+    ):
+        outputs = decided
+    if outputs is None:
+        return np.asarray(model.predict(X))
+    known = np.asarray(getattr(model, "classes_", classes))
+    if np.array_equal(known, classes):
+        return outputs
+    outputs, places = _columns(outputs), class_indices(known, classes)
+    least = 0.0 if outputs.min() >= 0 else logsumexp(outputs, axis=1)[:, None] + np.log(LEAST_PROBABILITY)
+    filled = np.full((len(outputs), len(classes)), least, dtype=outputs.dtype)
+    filled[:, places] = outputs
+    return filled
+
+
+def settings_of(estimator: Any) -> dict[str, str]:
+    """Return the settings of an estimator that change what it learns, in words that another process would use too."""
+    settings = {"type": type(estimator).__qualname__}
+    for name, value in estimator.get_params(deep=True).items():
+        if not name.endswith(("random_state", "n_jobs", "verbose")):
+            settings[name] = _in_words(value)
+    return settings
+
+
+def source_digest(function: Any) -> str | None:
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    try:
+        return "sha256 " + hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()
+    except (OSError, TypeError):
+        return None
+
+
+def data_digest(value: Any) -> str:
+    if hasattr(value, "tocsr"):
+        sparse = value.tocsr()
+        return "sha256 " + digest_of({name: getattr(sparse, name) for name in ("data", "indices", "indptr")})
+    return "sha256 " + digest_of({"": value})
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return data_digest(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_in_words, value))}]"
+    if inspect.isroutine(value):
+        return f"{value.__qualname__} {source_digest(value)}"
+    text = repr(value)  # of an estimator its class: its own settings follow
+    return type(value).__qualname__ if hasattr(value, "get_params") or " at 0x" in text else text
+
+
+def _columns(outputs: np.ndarray) -> np.ndarray:
+    """Return one decision value a record as the logits of two classes."""
+    return np.stack([np.zeros_like(outputs), outputs], axis=1) if outputs.ndim == 1 else outputs
