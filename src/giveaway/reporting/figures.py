@@ -175,8 +175,8 @@ def gap_map(
     design = random_design(leverages[:, None], errors[None], freedom, variance=variance, outputs=outputs)
     figure, axes = blank(f"Expected loss gap, n − p = {freedom:g}", (5.8, 4.8), axes)
     # one image: an SVG would have each of its 57,000 triangles as a gradient of its own, 90 MB of them
-    drawn = {"cmap": "viridis", "shading": "gouraud", "rasterized": True}
-    mesh = axes.pcolormesh(errors**2, leverages, expected_gap(design), **drawn)
+    gap = expected_gap(design)
+    mesh = axes.pcolormesh(errors**2, leverages, gap, cmap="viridis", shading="gouraud", rasterized=True)
     axes.figure.colorbar(mesh, ax=axes, label="mean of loss left out − loss trained on")
     axes.set_xlabel("squared error of the record under the true model, ε²")
     axes.set_ylabel("population leverage h̄")
