@@ -75,15 +75,6 @@ def test_blocks_of_probes_that_fit_the_memory(at_once):
     assert (tiny.at_once, tiny.report["preconditioner"]) == (1, "shared")
 
 
-def test_another_penalty_is_another_sketch():
-    head = made_head("classes", l2=0.4)
-    options = {"probes": 64, "precision": "float64", "tolerance": 1e-8, "seed": 5}
-    derived = SketchedCurvature(head, Sketch(**options)).with_l2(3.0)
-    direct = SketchedCurvature(made_head("classes", l2=3.0), Sketch(**options))
-    assert derived.report["l2"] == 3.0
-    torch.testing.assert_close(derived.z, direct.z, rtol=0, atol=1e-9)
-
-
 def test_what_is_reported():
     report = SketchedCurvature(made_head("classes", l2=0.4), Sketch(probes=32, seed=9)).report
     steps, residual = report.pop("steps"), report.pop("residual")

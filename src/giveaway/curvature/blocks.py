@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from giveaway.curvature.losses import Loss
-from giveaway.curvature.output_curvature import OutputCurvature, SoftmaxCurvature
+from giveaway.curvature.losses import Loss, OutputCurvature, SoftmaxCurvature
 from giveaway.linalg.dense import solve_floored, top_eigenvalue, top_singular_value
 
 CAP = 1.0 - 1e-8
@@ -230,7 +229,10 @@ class FactoredBlocks:
         basis = self._directions(inner)
         along = self._inner.mT @ basis  # (N, q, k)
         right = (basis.mT @ inner).to(torch.float64)
-        solved, capped = solve_floored(self._complement(basis, along), right, 1.0 - CAP)
+        rest = self._signs.reshape(self._rows).mT @ basis * self._rows[2] ** -0.5 - along
+        absent = (basis.square().sum(1) == 0).to(torch.float64)
+        complement = (rest.mT @ rest).to(torch.float64) + torch.diag_embed(absent)  # I − E in the basis
+        solved, capped = solve_floored(complement, right, 1.0 - CAP)
         # the inverse of a matrix that so few probes estimate is too large on average
         probes, k = along.shape[1:]
         outer = basis @ (solved * ((probes - k - 1) / probes)).to(inner.dtype)
@@ -289,13 +291,6 @@ class FactoredBlocks:
         null = self._curvature.weights.sqrt().to(v.dtype)
         records = v.view(null.shape)
         return (records - null * (null * records).sum(2, keepdim=True)).view(v.shape)
-
-    def _complement(self, basis: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
-        """I − E in the directions of `basis`, (N, k, k), where `along` is Cᵀ of them."""
-        own = self._signs.reshape(self._rows).mT @ basis
-        rest = own * self._rows[2] ** -0.5 - along
-        absent = (basis.square().sum(1) == 0).to(torch.float64)
-        return (rest.mT @ rest).to(torch.float64) + torch.diag_embed(absent)
 
 
 Blocks = MatrixBlocks | FactoredBlocks

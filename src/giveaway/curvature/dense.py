@@ -1,7 +1,6 @@
 """Exact dense curvature of a head in float64, inverted once, used for every record (docs/derivations.md)."""
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import torch
@@ -65,12 +64,6 @@ class DenseCurvature:
         self.loss = loss_of(head)
         self.size = head.width * self.loss.degrees
         self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
-
-    def with_l2(self, l2: float) -> "DenseCurvature":
-        """Return the curvature of the same head penalized by `l2`; the sums are shared."""
-        other = copy(self)
-        other._factor(l2)
-        return other
 
     @property
     def loses_digits(self) -> bool:

@@ -1,8 +1,7 @@
 """Sketched curvature: q random combinations Z of H⁻¹ in place of H⁻¹, by conjugate gradients (docs/derivations.md)."""
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -123,15 +122,12 @@ class SketchedCurvature:
         self.array_bytes = GPU_WINDOW_BYTES if head.device.type == "cuda" else HOST_WINDOW_BYTES
         # as many windows as fit in a quarter of the memory, each with as many arrays as a solve holds
         self.windows_at_once = max(1, self.memory // (4 * ARRAYS * self.array_bytes))
-        self._sketch(head.l2, execution)
-
-    def _sketch(self, l2: float, execution: Execution) -> None:
-        self.products, self.l2, self._execution = HeadProducts(self.head, l2, execution), l2, execution
-        self._set_precision(precision_named(self.options.precision, self.head.device))
+        self.products = HeadProducts(head, head.l2, execution)
+        self._set_precision(precision_named(options.precision, head.device))
         self._first_precision = self.precision.name
         wide = self.precision if self.precision.name == "float64" else None
         self.preconditioner = preconditioner_for(self.products, self.memory // 2, self.probes, wide)
-        self.z = torch.empty(*self.products.shape, self.probes, dtype=self.precision.dtype, device=self.head.device)
+        self.z = torch.empty(*self.products.shape, self.probes, dtype=self.precision.dtype, device=head.device)
         parts = CheckpointedParts(execution.checkpoint, execution.processes)
         solved = solve_probes(self.z, self.at_once, self._solve_block, parts.part)
         self.residual = max(float(part["residual"].max()) for part in solved)
@@ -145,12 +141,6 @@ class SketchedCurvature:
     def factors(self) -> Parts:
         """Z as it is multiplied with."""
         return self.precision.parts(self.z.view(self.products.width, -1))
-
-    def with_l2(self, l2: float) -> "SketchedCurvature":
-        other = copy(self)
-        other.options = replace(self.options, errors=False)
-        other._sketch(l2, replace(self._execution, checkpoint=NO_CHECKPOINT))
-        return other
 
     def group_bytes(self, s: int) -> int:
         return s * self.products.k * self.probes * self.precision.dtype.itemsize
@@ -172,7 +162,7 @@ class SketchedCurvature:
             "preconditioner": self.preconditioner.name,
             "fused_passes": self.products.fused_rows is not None,
             "threads": torch.get_num_threads(),  # which sum in another order, and so to other last digits
-            "l2": self.l2,
+            "l2": self.products.l2,
         }
 
     def window_blocks(self, window: Window, size: int = 1) -> Callable[[slice, slice | None], Blocks]:

@@ -10,12 +10,10 @@ import torch
 
 from giveaway.checks import check_choice, fail
 from giveaway.curvature.blocks import Blocks, FactoredBlocks, MatrixBlocks
-from giveaway.curvature.losses import Loss
-from giveaway.curvature.output_curvature import OutputCurvature
+from giveaway.curvature.losses import Loss, OutputCurvature
 from giveaway.curvature.sketch import REDO_ABOVE, CheckpointedParts, Tensors, records_to_redo, solve_probes
 from giveaway.linalg.precision import signs
-from giveaway.network.gradients import RecordDerivatives, row_numbers
-from giveaway.network.jacobian import Piece
+from giveaway.network.jacobian import Piece, RecordDerivatives, row_numbers
 from giveaway.network.network import Network
 from giveaway.network.solves import InverseCurvature, parameter_signs
 from giveaway.scores.catalogue import CATALOGUE, OF_BATCH, relative_error, scores_of, standard_errors
