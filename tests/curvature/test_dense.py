@@ -99,7 +99,9 @@ def test_curvature_form_of_groups_against_output_hessians(kind, size, weighted, 
         return torch.from_numpy(array[: 36 // size * size].reshape(-1, size, *array.shape[1:]))
 
     curvature = DenseCurvature(moved_head)
-    blocks = curvature.window_blocks(moved_head.window(slice(0, 36 // size * size)), size)(slice(0, 36 // size))
+    n, window = 36 // size, moved_head.window(slice(0, 36 // size * size))
+    of_outputs = curvature.loss.curvature(window.outputs.to(torch.float64).view(n, size, -1))
+    blocks = curvature.window_blocks(window, size)(slice(0, n), of_outputs, window.weights.view(n, size), None)
     np.testing.assert_allclose(blocks.curvature_form(grouped(v)), expected, rtol=1e-11, atol=1e-14)
     if curvature.loss.coupled:
         moved = v + 3.0 * rng.normal(size=(head.n, 1))

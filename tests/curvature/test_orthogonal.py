@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import giveaway as ga
 from giveaway import Head
-from giveaway.curvature import orthogonal
-from giveaway.curvature.orthogonal import OrthogonalCurvature, is_wide
+from giveaway.curvature import dense
+from giveaway.curvature.dense import OrthogonalCurvature, is_wide
 from giveaway.extract import Cached, InMemory
 from giveaway.records import rows as row_module
 from giveaway.reporting.words import notes
@@ -162,7 +162,7 @@ def test_a_narrow_head_that_would_lose_digits_keeps_them_or_marks_its_rows(monke
         np.testing.assert_allclose(kept["newton"], without["newton"][rows], rtol=1e-8)
     scaled = ga.audit(Head(**arrays | {"features": turned}, l2=1e-12), scores=["newton"])
     np.testing.assert_allclose(scaled["newton"], without["newton"], rtol=1e-8)
-    monkeypatch.setattr(orthogonal, "MOST_OPERATIONS", 0)  # as of a head that is too large for it
+    monkeypatch.setattr(dense, "MOST_OPERATIONS", 0)  # as of a head that is too large for it
     sound, lossy = (ga.audit(Head(**arrays, l2=l2), scores=["newton"]) for l2 in (1e-2, 1e-10))
     assert sound.meta.curvature.rounded is None
     assert "newton_rounded" not in sound.attributes

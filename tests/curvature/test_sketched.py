@@ -26,7 +26,9 @@ KINDS = ["squared_many", "one_logit", "classes", "soft_labels", "multi_label"]
 
 def blocks_of(head: Head, curvature: SketchedCurvature, size: int = 1, probes: slice | None = None):
     """Of all records, or groups of `size` consecutive ones."""
-    return curvature.window_blocks(head.window(slice(0, head.n)), size)(slice(0, head.n // size), probes)
+    n, window = head.n // size, head.window(slice(0, head.n))
+    of_outputs = curvature.loss.curvature(window.outputs.to(torch.float64).view(n, size, -1))
+    return curvature.window_blocks(window, size)(slice(0, n), of_outputs, window.weights.view(n, size), probes)
 
 
 @pytest.mark.parametrize("options", PENALIZED)

@@ -10,6 +10,7 @@ top_leverage : the largest eigenvalue of W B
 `whole` says that the block is B itself; otherwise a softmax block is B up to constants in whole rows and columns.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -276,7 +277,9 @@ class FactoredBlocks:
             before = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             for _ in range(2):  # once leaves rounding errors of the directions before
                 v = v - basis[:, :, :k] @ (basis[:, :, :k].mT @ v)
-                v = self._without_null_vector(v)
+                if isinstance(self._curvature, SoftmaxCurvature):  # S maps √p to zero: rounding puts some there
+                    null, records = self._curvature.weights.sqrt().to(v.dtype), v.view(self._curvature.weights.shape)
+                    v = (records - null * (null * records).sum(2, keepdim=True)).view(v.shape)
             norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             new = norm > least * before
             v = torch.where(new, v / torch.where(new, norm, 1.0), 0.0)
@@ -284,16 +287,9 @@ class FactoredBlocks:
             v = self._inner @ (self._inner.mT @ v)
         return basis
 
-    def _without_null_vector(self, v: torch.Tensor) -> torch.Tensor:
-        """v (N, R, 1) without √p, which S maps to zero: what rounding puts there would pass for a direction."""
-        if not isinstance(self._curvature, SoftmaxCurvature):
-            return v
-        null = self._curvature.weights.sqrt().to(v.dtype)
-        records = v.view(null.shape)
-        return (records - null * (null * records).sum(2, keepdim=True)).view(v.shape)
-
 
 Blocks = MatrixBlocks | FactoredBlocks
+BlocksOf = Callable[[slice, OutputCurvature, torch.Tensor, slice | None], Blocks]  # of groups with their W and weights
 
 
 def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

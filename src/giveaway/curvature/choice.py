@@ -4,8 +4,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from giveaway.checks import check_number, check_whole, fail
-from giveaway.curvature.dense import DenseCurvature, dense_bytes
-from giveaway.curvature.orthogonal import OrthogonalCurvature, is_wide, keeps_digits, orthogonal_bytes
+from giveaway.curvature.dense import (
+    DenseCurvature,
+    OrthogonalCurvature,
+    dense_bytes,
+    is_wide,
+    keeps_digits,
+    orthogonal_bytes,
+)
 from giveaway.curvature.sketch import Sketch, SketchedCurvature, budget, probes_at_once
 from giveaway.linalg.processes import ALONE, HERE, Execution, Processes
 from giveaway.records import Head

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from giveaway.checks import check_number, check_whole, fail, free_memory
-from giveaway.curvature.blocks import CAP, Blocks, FactoredBlocks, LeaveOutStep, MatrixBlocks
-from giveaway.curvature.losses import loss_of
+from giveaway.curvature.blocks import CAP, Blocks, BlocksOf, FactoredBlocks, LeaveOutStep, MatrixBlocks
+from giveaway.curvature.losses import OutputCurvature, loss_of
 from giveaway.curvature.products import HeadProducts, preconditioner_for
 from giveaway.linalg.cg import CONVERGED, Solution, column_cg
 from giveaway.linalg.precision import WORD, Parts, Precision, exact_for, higher_than, precision_named, signs
@@ -165,7 +165,7 @@ class SketchedCurvature:
             "l2": self.products.l2,
         }
 
-    def window_blocks(self, window: Window, size: int = 1) -> Callable[[slice, slice | None], Blocks]:
+    def window_blocks(self, window: Window, size: int = 1) -> BlocksOf:
         """Prepare U for the groups of `size` consecutive rows of `window`; the function that is returned makes the
         blocks of some groups, by all probes or by some of them."""
         products, precision, loss, total = self.products, self.precision, self.loss, self.probes
@@ -173,14 +173,10 @@ class SketchedCurvature:
         whole = precision.product(x, self.factors).to(precision.dtype).view(-1, size, products.k, total)
         all_signs = signs(self.seed, window.numbers, products.k, slice(0, total), dtype=precision.dtype)
 
-        def blocks(groups: slice, probes: slice | None = None) -> Blocks:
-            rows = window.part(slice(groups.start * size, groups.stop * size))
+        def blocks(groups: slice, curvature: OutputCurvature, weight: torch.Tensor, probes: slice | None) -> Blocks:
             u, own = whole[groups], all_signs.view(whole.shape)[groups]
             if probes is not None:
                 u, own = u[..., probes] * (total / (probes.stop - probes.start)) ** 0.5, own[..., probes]
-            n, s = u.shape[:2]
-            curvature = loss.curvature(rows.outputs.to(torch.float64).view(n, s, -1))
-            weight = rows.weights.view(n, s)
             if loss.coupled:
                 return FactoredBlocks(u, own, curvature, weight, loss)
             block, complement = _separate(u, own, curvature.weights, weight)

@@ -94,7 +94,8 @@ def defensible_count(
         flagged[others], threshold = benjamini_hochberg(small, false_discovery, near)
         most += chi2.isf((1 - confidence) / 2, 2 * between + 2) / 2 / (TO - FROM)
         power += others.mean() * boundary.power(min(threshold, FROM))
-    by_success = np.sort(coin_p_values(coins_of_success(norm.cdf(effect / 2)), sides.count, sides.called))
+    q = np.linspace(0.0, 2 * norm.sf(effect / 2), PAIRS)[:, None]  # coins that tell with from without with this success
+    by_success = np.sort(coin_p_values((q, q[::-1]), sides.count, sides.called))
     above = benjamini_hochberg(by_success, false_discovery, len(by_success))[0]
     shown = np.zeros(models.records, dtype=bool)
     shown[judged] = flagged
@@ -255,12 +256,6 @@ def coins_of_effect(effect: float) -> Coins:
     linear, constant = 2 * (1 - q) + half, (1 - q) * (1 - q - half * q)
     root = np.sqrt(np.maximum(linear**2 - 4 * (1 + half) * constant, 0.0))
     return q, np.clip((linear - root) / (2 + 2 * half), 0.0, 1.0)
-
-
-def coins_of_success(success: float) -> Coins:
-    """Return pairs that tell with from without with this balanced success."""
-    q = np.linspace(0.0, 2 - 2 * success, PAIRS)[:, None]
-    return q, q[::-1]
 
 
 def coin_p_values(coins: Coins, count: np.ndarray, heads: np.ndarray) -> np.ndarray:

@@ -192,7 +192,7 @@ def shadow_curve(
             chosen = models.of_models(np.sort(order[truth_models : truth_models + size]))
             count, mean, variance = side_moments(chosen)
             gap = mean[0] - mean[1]
-            for kind, order in enumerate((gap, _ratio(gap, np.sqrt(variance.mean(axis=0))))):
-                scores = np.where((count > 0).all(axis=0), order, -np.inf)
+            for kind, ranked in enumerate((gap, _ratio(gap, np.sqrt(variance.mean(axis=0))))):
+                scores = np.where((count > 0).all(axis=0), ranked, -np.inf)
                 recalls[draw, place, kind] = recall_at(scores, truth, top, keep)
     return ShadowCurve(tuple(sizes), recalls.mean(axis=0).max(axis=1))

@@ -103,13 +103,13 @@ def of_each_record(network: Network, batch: RecordBatch, *, jacobians: bool) -> 
     return torch.cat([parts[name].reshape(*shape, -1) for name in parameters], -1)
 
 
-def doubt(network: Network, agrees: Callable[[RecordBatch], bool], truth: str) -> str | None:
+def doubt(network: Network, agrees: Callable[[RecordBatch], bool]) -> str | None:
     """Why a quick way is not used: it does not work for this network, or `agrees` says of a few records that it differs
-    from `truth`; None where it may be used."""
+    from plain backward passes; None where it may be used."""
     try:
         with network.evaluating():
             agreed = agrees(network.records.take(slice(0, min(CHECKED, network.n))))
-        return None if agreed else f"differs from {truth}, so it is not used"
+        return None if agreed else "differs from plain backward passes, so it is not used"
     except InputError:
         raise
     except Exception as error:  # what a layer raises under a transform is up to the layer
@@ -127,10 +127,7 @@ def method_of(network: Network) -> tuple[Way, list[str]]:
 
 
 def _doubt_of(network: Network, way: Way) -> str | None:
-    def agrees(batch: RecordBatch) -> bool:
-        return _agrees(network, way(network, batch), ColumnByColumn(network, batch))
-
-    return doubt(network, agrees, "plain backward passes")
+    return doubt(network, lambda batch: _agrees(network, way(network, batch), ColumnByColumn(network, batch)))
 
 
 def forming_pays(network: Network) -> bool:
@@ -251,7 +248,7 @@ class RecordDerivatives:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        reason = doubt(network, self._agrees, "plain backward passes")
+        reason = doubt(network, self._agrees)
         self.notes = [] if reason is None else [f"vmap over records: {reason}"]
 
     def gradients(self, rows: Rows = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -189,7 +189,7 @@ def _score_batch(
     """k records with outputs f (k, m), as groups of one record each, in float64."""
     f, y = f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1)
     weight = torch.ones(len(f), 1, dtype=f.dtype, device=f.device)
-    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f), weight), lambda: norms().double())
+    return ScoreBatch(f, y, weight, loss, blocks, lambda: norms().double())
 
 
 def sketch_records(
