@@ -33,12 +33,11 @@ from benchmarks.reproduce.lood.measures import ends, spread
 from benchmarks.reproduce.lood.query_attack import query_attack
 from benchmarks.reproduce.lood.reconstruction import reconstruct
 from giveaway.evaluation import spearman
-from giveaway.gp.attack import record_attack
 from giveaway.gp.distinguishability import RemovedRecords, divergence, divergence_at, remove
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
-from giveaway.gp.query import optimal_queries
+from giveaway.gp.query import optimal_queries, record_attack
 from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, new_picture
 
 NOISE = 0.05

@@ -118,8 +118,8 @@ def test_names_of_files_and_of_torch(tmp_path, done):
 
 def test_an_audit_with_names_is_held_against_labels():
     table, X, y, words = named_table()
-    assert checked_training(Retraining(LogisticRegression(), X, words), table).labels.tolist() == y.tolist()
-    told = checked_training(lambda rows, seed: None, table)
+    assert checked_training(Retraining(LogisticRegression(), X, words), table)[0].labels.tolist() == y.tolist()
+    told, _ = checked_training(lambda rows, seed: None, table)
     np.testing.assert_array_equal(told.labels, y)
     refused("y: expected the audit's own records, got other classes in 240 of them", checked_training,
             Retraining(lambda rows, seed: None, X, 1 - y), table)  # fmt: skip

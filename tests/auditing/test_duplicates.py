@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head, audit
-from giveaway.auditing.duplicates import NEAR, count_duplicates
+from giveaway.auditing.run import NEAR, count_duplicates
 
 
 def head_of(features: np.ndarray, targets: np.ndarray | None = None, **options) -> Head:

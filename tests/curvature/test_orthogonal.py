@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import giveaway as ga
 from giveaway import Head
-from giveaway.curvature import orthogonal
-from giveaway.curvature.orthogonal import OrthogonalCurvature, is_wide
+from giveaway.curvature import dense
+from giveaway.curvature.dense import OrthogonalCurvature, is_wide
 from giveaway.extract import Cached, InMemory
 from giveaway.records import rows as row_module
 from giveaway.reporting.words import notes
@@ -130,12 +130,12 @@ def test_two_hundred_records_of_512_features_and_a_tiny_penalty():
 @pytest.mark.parametrize("penalize", [True, False])
 @pytest.mark.parametrize("kind", ["squared_many", "one_logit", "classes", "multi_label"])
 def test_solve_of_a_wide_head_under_several_penalties(kind, penalize):
-    head = Head(**made_arrays(kind, n=7, d=11), l2=0.4, penalize_intercept=penalize)
-    curvature, v = OrthogonalCurvature(head), gradient_like(head)
-    for l2, of_l2 in ((0.4, curvature), (0.04, curvature.with_l2(0.04))):
+    for l2 in (0.4, 0.04):
+        head = Head(**made_arrays(kind, n=7, d=11), l2=l2, penalize_intercept=penalize)
+        curvature, v = OrthogonalCurvature(head), gradient_like(head)
         expected = (dense_inverse(head, l2) @ v.numpy().ravel()).reshape(v.shape)
-        np.testing.assert_allclose(of_l2.solve(v), expected, rtol=1e-9, atol=1e-11 * np.abs(expected).max())
-    assert of_l2.report["l2"] == 0.04
+        np.testing.assert_allclose(curvature.solve(v), expected, rtol=1e-9, atol=1e-11 * np.abs(expected).max())
+        assert curvature.report["l2"] == l2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,7 +162,7 @@ def test_a_narrow_head_that_would_lose_digits_keeps_them_or_marks_its_rows(monke
         np.testing.assert_allclose(kept["newton"], without["newton"][rows], rtol=1e-8)
     scaled = ga.audit(Head(**arrays | {"features": turned}, l2=1e-12), scores=["newton"])
     np.testing.assert_allclose(scaled["newton"], without["newton"], rtol=1e-8)
-    monkeypatch.setattr(orthogonal, "MOST_OPERATIONS", 0)  # as of a head that is too large for it
+    monkeypatch.setattr(dense, "MOST_OPERATIONS", 0)  # as of a head that is too large for it
     sound, lossy = (ga.audit(Head(**arrays, l2=l2), scores=["newton"]) for l2 in (1e-2, 1e-10))
     assert sound.meta.curvature.rounded is None
     assert "newton_rounded" not in sound.attributes

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from giveaway.gp.attack import one_direction, record_attack
 from giveaway.gp.distinguishability import remove
 from giveaway.gp.posterior import fit
+from giveaway.gp.query import one_direction, record_attack
 from tests.conftest import refused
 from tests.gp.test_posterior import both_laws, draw, rbf
 

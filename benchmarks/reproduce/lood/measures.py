@@ -14,10 +14,10 @@ from benchmarks.measuring import digits
 from benchmarks.reproduce.lood.networks import Pictures
 from benchmarks.reproduce.lood.query_attack import query_attack
 from giveaway.evaluation import spearman
-from giveaway.gp.attack import record_attack
 from giveaway.gp.distinguishability import divergence, divergence_at, remove
 from giveaway.gp.kernels import Kernel, kernel_matrix
 from giveaway.gp.posterior import fit, kernel_regression, leave_one_out
+from giveaway.gp.query import record_attack
 
 NOISE = 0.05  # σ²; the paper does not state its own
 SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -1,7 +1,7 @@
 """The attack on a removal at any queries: exact where the two laws differ in one direction, sampled otherwise.
 
 Whitened by the law with the records, a draw is z ~ N(0, I) with and z ~ N(d, I + diag(x)) without (docs/derivations.md,
-gp.attack). A draw's weight under the other law is 1/ratio, so one sample gives both rates; the error of the threshold
+gp.query). A draw's weight under the other law is 1/ratio, so one sample gives both rates; the error of the threshold
 enters through the slope of the ROC curve, which is the ratio at the threshold.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from giveaway.gp.attack import NOTHING, one_direction
 from giveaway.gp.distinguishability import RemovedRecords, whitened
+from giveaway.gp.query import NOTHING, one_direction
 
 STEPS = 1_024  # of the integral over the characteristic function, in log u
 TOGETHER = 256  # removals in one piece of the integrals

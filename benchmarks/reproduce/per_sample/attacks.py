@@ -128,9 +128,9 @@ def as_probabilities(errors: Signals) -> Signals:
 def effect_of(attack: AttackScores) -> np.ndarray:
     """Return (mean of the members' scores − mean of the others') / pooled deviation, record by record."""
     scores = attack.scores[:, :, None]
-    inside, outside = moments(scores, attack.members), moments(scores, ~attack.members)
-    pooled = np.sqrt((inside.variance + outside.variance) / 2)
-    gap = inside.mean - outside.mean
+    (_, inside, varied_in), (_, outside, varied_out) = (moments(scores, of) for of in (attack.members, ~attack.members))
+    pooled = np.sqrt((varied_in + varied_out) / 2)
+    gap = inside - outside
     return np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)[:, 0]
 
 

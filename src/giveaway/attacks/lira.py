@@ -1,8 +1,6 @@
 """LiRA, the likelihood-ratio attack (Carlini et al. 2022): is a model's φ on a record more like that of models trained
 with it, or without it? (docs/derivations.md has the variants)"""
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy.special import log_ndtr
 
@@ -14,15 +12,6 @@ MODES = ("online", "offline_onesided", "offline_twosided")
 VARIANCES = ("per_record", "global_residual", "global_total")
 CENTRES = ("median", "mean")
 FLOOR = 1e-30  # added to every standard deviation, as in the reference implementation
-
-
-@dataclass(frozen=True)
-class SideMoments:
-    """Number (n, 1) of the models trained with a record, or of those without it, and mean and variance (n, Q) of φ."""
-
-    count: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
 
 
 def lira(
@@ -46,7 +35,7 @@ def lira(
         phi = references.statistic(part)
         sides = []
         for side, mask in enumerate((references.members[:, part], ~references.members[:, part])):
-            deviation = np.sqrt(moments(phi, mask).variance) if pooled is None else pooled[side]
+            deviation = np.sqrt(moments(phi, mask)[2]) if pooled is None else pooled[side]
             sides.append((_centre(phi, mask, centre), deviation + FLOOR))
         scores[:, part] = _score(targets.statistic(part), sides, mode).mean(axis=2)
     return AttackScores("lira", scores, targets.members, {"mode": mode, "variance": variance, "centre": centre})
@@ -66,13 +55,13 @@ def lira_within(models: Signals) -> AttackScores:
     return AttackScores("lira", scores, models.members, options)
 
 
-def moments(phi: np.ndarray, mask: np.ndarray) -> SideMoments:
-    """Return the moments of phi (M, n, Q) over the models in mask (M, n)."""
+def moments(phi: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return how many models (n, 1) are in mask (M, n), and mean and variance (n, Q) of their phi (M, n, Q)."""
     weight = mask[:, :, None].astype(np.float64)
     count = weight.sum(0)
     mean = (phi * weight).sum(0) / np.maximum(count, 1)
     variance = ((phi - mean) ** 2 * weight).sum(0) / np.maximum(count, 1)
-    return SideMoments(count, mean, variance)
+    return count, mean, variance
 
 
 def side_moments(models: Signals) -> np.ndarray:
@@ -81,8 +70,7 @@ def side_moments(models: Signals) -> np.ndarray:
     for rows in models.blocks():
         phi, members = models.statistic(rows).mean(axis=2, keepdims=True), models.members[:, rows]
         for side, mask in enumerate((members, ~members)):
-            of_side = moments(phi, mask)
-            found[:, side, rows] = of_side.count[:, 0], of_side.mean[:, 0], of_side.variance[:, 0]
+            found[:, side, rows] = [column[:, 0] for column in moments(phi, mask)]
     return found
 
 
@@ -90,14 +78,12 @@ def scores_within(phi: np.ndarray, members: np.ndarray) -> np.ndarray:
     """Score each model's φ (M, n, Q) against the moments of the other models, which follow from those of all."""
     sides = []
     for mask in (members, ~members):
-        all_of_them = moments(phi, mask)
+        count, mean, of_all = moments(phi, mask)
         own = mask[:, :, None]
-        rest = all_of_them.count - own
-        away = phi - all_of_them.mean
-        mean = all_of_them.mean - own * away / rest
-        variance = all_of_them.count / rest * (all_of_them.variance - own * away**2 / rest)
-        deviation = np.sqrt(np.maximum(np.where(own, variance, all_of_them.variance), 0.0))
-        sides.append((mean, deviation + FLOOR))
+        rest, away = count - own, phi - mean
+        variance = count / rest * (of_all - own * away**2 / rest)
+        deviation = np.sqrt(np.maximum(np.where(own, variance, of_all), 0.0))
+        sides.append((mean - own * away / rest, deviation + FLOOR))
     return _score(phi, sides, "online")
 
 
@@ -115,7 +101,7 @@ def _score(phi: np.ndarray, sides: list[tuple[np.ndarray, np.ndarray]], mode: st
 
 def _centre(phi: np.ndarray, mask: np.ndarray, centre: str) -> np.ndarray:
     if centre == "mean":
-        return moments(phi, mask).mean
+        return moments(phi, mask)[1]
     ordered = np.sort(np.where(mask[:, :, None], phi, np.inf), axis=0)
     count = mask.sum(0)[None, :, None]
     low, high = (np.take_along_axis(ordered, np.maximum(at, 0), axis=0)[0] for at in ((count - 1) // 2, count // 2))

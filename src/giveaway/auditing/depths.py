@@ -13,11 +13,10 @@ from giveaway.auditing.plan import DEFAULT, named_scores
 from giveaway.checks import check_number, fail
 from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.network import scores as of_network
-from giveaway.network.depths import Depths, Solves, suffix
-from giveaway.network.gradients import row_numbers
-from giveaway.network.network import Network
+from giveaway.network.jacobian import row_numbers
+from giveaway.network.network import Depths, Network, suffix
 from giveaway.network.scores import NetworkScores
-from giveaway.network.solves import InverseCurvature, rank_for
+from giveaway.network.solves import InverseCurvature, Solves, rank_for
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.storage.folder import NO_CHECKPOINT, Checkpoint

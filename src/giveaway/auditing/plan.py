@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from giveaway.checks import check_choice, fail
-from giveaway.curvature.choice import Auto, Choice, Sketch, check_sketch, choose
+from giveaway.curvature.choice import Auto, Choice, Sketch, check_probes, choose
 from giveaway.gp.distinguishability import KernelGiven, Process
+from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.loss_trace import LossTrace
@@ -130,7 +131,8 @@ def plan(
     )
     wanted = curvature.sketch if isinstance(curvature, Auto) else curvature
     if choice is not None and choice.sketch is not None and resolved.curved:
-        check_sketch(head, choice.sketch)
+        precision_named(choice.sketch.precision, head.device)  # refuses one that the device has not
+        check_probes(choice.sketch)
     elif isinstance(wanted, Sketch) and wanted.errors:
         raise fail("errors", "a sketched curvature", "none: these scores are exact", "leave errors out")
     return resolved

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from giveaway.auditing.depths import DepthAudit
-from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.plan import DEFAULT, Plan, plan
 from giveaway.auditing.scoring import score
 from giveaway.auditing.texts import audit_texts
@@ -20,7 +20,8 @@ from giveaway.curvature.optimum import refit as refit_head
 from giveaway.evaluation.exposed_share import FEWEST, predict_exposure
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import HERE, Execution, Processes
-from giveaway.network.depths import Depths, Solves
+from giveaway.network.network import Depths
+from giveaway.network.solves import Solves
 from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.records.reasons import OwnTerms
@@ -32,8 +33,13 @@ from giveaway.text import OnStage, parts_of, progress_of, stages_of
 from giveaway.views.all_views import AllViews
 from giveaway.views.model import has_one_class, phi_of
 from giveaway.views.others import HELD_BACK
+from giveaway.views.tables import column_scaling
 
 OF_CLASSES = {"class", "others_say", "trees_say"}  # attributes that hold a class, or a value
+NEAR = 1e-2  # of the typical distance from the mean record, up to which a record is a near copy
+PROJECTIONS = 4  # held for all records at once
+NEIGHBOURS = 8
+ROWS = 1_024
 WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")  # what a whole number is written as
 
 Columns = dict[str, np.ndarray]
@@ -159,6 +165,42 @@ def _score_head(
         "predicted_by": "theory of the head" if resolved.of_theory else None,
     }
     return columns, attributes, meta
+
+
+def count_duplicates(head: Head) -> dict[str, Any]:
+    """Count the records with an exact copy, and at least how many have a near one: within 1 % of the root-mean-square
+    distance from the mean record, in columns of unit variance. Near copies are looked for along random directions:
+    missed sometimes, never invented."""
+    mean, scale = column_scaling(head.features)
+    radius = NEAR * float((scale > 0).sum()) ** 0.5  # every column that varies adds 1 to the mean square
+    kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator) / PROJECTIONS**0.5
+    projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=head.device)
+    for rows in head.slices(ROWS):
+        x = (head.features[rows].to(torch.float64) - mean) * scale
+        projected[:, rows] = (x.to(kind) @ directions.to(head.device, kind)).T
+    near, exact = np.zeros((2, head.n), dtype=bool)
+    for k in range(PROJECTIONS):
+        order = torch.argsort(projected[k])
+        one, two = projected[k - 1][order], projected[k - 2][order]
+        for shift in range(1, min(NEIGHBOURS, head.n - 1) + 1):
+            # a random projection of unit variance is the distance on average; a factor of 3 misses next to nothing
+            close = (one[shift:] - one[:-shift]).abs() <= 3.0 * radius
+            close &= (two[shift:] - two[:-shift]).abs() <= 3.0 * radius
+            pairs = torch.stack([order[:-shift][close], order[shift:][close]])
+            pairs = pairs[:, (projected[:, pairs[0]] - projected[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
+            for some in pairs.split(ROWS, 1):
+                first, second = (head.features[rows].to(torch.float64) for rows in some)
+                distance = ((first - second) * scale).norm(dim=1)
+                same = head.targets[some[0]] == head.targets[some[1]]
+                exact[some[:, (distance == 0) & (same if same.ndim == 1 else same.all(1))].cpu().numpy()] = True
+                near[some[:, distance <= radius].cpu().numpy()] = True
+    return {
+        "exact": int(exact.sum()),
+        "near": int((near & ~exact).sum()),
+        "near_means": f"within {NEAR:g} of the root-mean-square distance from the mean; a lower bound",
+    }
 
 
 def _ask_views(

@@ -5,7 +5,7 @@ Spans are read in order; another thread may score what was read.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +16,7 @@ import torch
 
 from giveaway.auditing.plan import Plan
 from giveaway.checks import fail
-from giveaway.curvature.blocks import Blocks
+from giveaway.curvature.blocks import BlocksOf
 from giveaway.curvature.choice import Curvature
 from giveaway.curvature.losses import loss_of
 from giveaway.curvature.optimum import GradientSums, gradient_sum
@@ -131,13 +131,13 @@ class LoadedSpan:
             targets=targets,
             sample_weight=window.weights.view(n, s),
             loss=self._loss,
-            make_blocks=lambda: self._blocks(groups, probes),
+            make_blocks=lambda curvature, weight: self._blocks(groups, curvature, weight, probes),
             make_gradient_norm=gradient_norm,
             make_drift=None if drift is None else lambda: window.rows().view(n, s, -1) @ drift,
         )
 
     @cached_property
-    def _blocks(self) -> Callable[[slice, slice | None], Blocks]:
+    def _blocks(self) -> BlocksOf:
         assert self._curvature is not None
         return self._curvature.window_blocks(self.window, self.span.size)
 

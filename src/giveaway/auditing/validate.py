@@ -201,10 +201,9 @@ def validate(
         return held_against(training, table, rows, seed=seed, target=target)
     if target is not None:
         raise fail("target", "nothing beside a training", type(target).__name__, "drop target=")
-    told = checked_training(training, table, rows)
+    told, digests = checked_training(training, table, rows)
     _check_counts(len(table), models)
-    marks = digests_for(table, told.X, told.targets)
-    signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model, digests=marks)
+    signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model, digests=digests)
     seconds = stored_seconds(folder, models)
     return held_against(signals, table, rows, seed=seed, target=(), training_seconds=seconds, own=True)
 
@@ -260,9 +259,11 @@ def held_against(
     )
 
 
-def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None = None) -> Retraining:
-    """Return how the audited model is trained, with the labels of the table where none are known. Refuse records that
-    are not the table's: their number, targets and inputs, as far as both are known, must be the same."""
+def checked_training(
+    training: Any, table: ScoreTable, rows: np.ndarray | None = None
+) -> tuple[Retraining, RowDigests | None]:
+    """Return how the audited model is trained, with the labels of the table where none are known, and the digests of
+    its records. Refuse those that are not the table's: number, targets and inputs, where known, must be the same."""
     if table.meta.by_person and rows is None:
         remedy = "audit by record: a head without groups (dataclasses.replace(head, groups=None))"
         raise fail("table", "rows that are records", "people", remedy)
@@ -283,16 +284,13 @@ def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None =
     places = _check_rows(table, told.known_records(), rows)
     if told.labels is not None:
         _check_labels(table, told.labels if places is None else told.labels[places], "y")
-    digests = digests_for(table, told.X, told.targets)
-    if digests is not None:
-        remedy = "pass X and y of the audit, as it was given them"
-        _check_digests(table, digests if places is None else digests.at(places), "X", remedy)
-    return told
-
-
-def digests_for(table: ScoreTable, X: Any, targets: np.ndarray | None) -> RowDigests | None:
-    """Digest records as the table's are, which a training may know as inputs or as the features of a head."""
-    return None if table.digests is None else table.digests.again(targets=targets, inputs=X, features=X)
+    if table.digests is None:
+        return told, None
+    # a training may know records as inputs, or as the features of a head
+    digests = table.digests.again(targets=told.targets, inputs=told.X, features=told.X)
+    remedy = "pass X and y of the audit, as it was given them"
+    _check_digests(table, digests if places is None else digests.at(places), "X", remedy)
+    return told, digests
 
 
 def _check_digests(table: ScoreTable, digests: RowDigests | None, argument: str, remedy: str) -> bool:

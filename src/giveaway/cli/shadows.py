@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import first_model, train_shadows
 from giveaway.attacks.slices import collect_slices
-from giveaway.auditing.validate import LEAST_MODELS, checked_training, digests_for
+from giveaway.auditing.validate import LEAST_MODELS, checked_training
 from giveaway.checks import check_choice, check_whole, fail
 from giveaway.cli.source import Options, Say, device_named
 from giveaway.extract import from_file
@@ -76,14 +76,14 @@ def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signal
     models = check_whole("models", options.get("models", MODELS), LEAST_MODELS, remedy="fewer show nothing")
     place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
     training, trained = _training(options, audited, table, say)
-    training = checked_training(training, table)
+    training, digests = checked_training(training, table)
     only = _slice(options)
     if options.get("dry_run"):
         seconds, missing = first_model(training, **place)
         took = f"the first took {human_seconds(seconds)} and is kept"
         ahead = human_seconds(seconds * missing / max(1, training.workers))
         return None, f"About {ahead} for the {missing} of {models} models that are missing: {took}."
-    place |= {"only": only, "digests": digests_for(table, training.X, training.targets)}
+    place |= {"only": only, "digests": digests}
     about = {"trained": trained} | {name: options[name] for name in ("recipe",) if name in options}
     with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
         signals = train_shadows(training, **place, about=about, on_model=on_model)

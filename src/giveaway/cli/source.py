@@ -26,7 +26,8 @@ from giveaway.extract.torch_model import load_weights
 from giveaway.extract.user_files import call_factory, load_estimator, names_in, records_from
 from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
-from giveaway.network.depths import Depths, Solves, checked_depths
+from giveaway.network.network import Depths, checked_depths
+from giveaway.network.solves import Solves
 from giveaway.records import Head, LossTrace
 from giveaway.records.texts import Texts
 from giveaway.storage.files import read_toml

@@ -10,14 +10,14 @@ top_leverage : the largest eigenvalue of W B
 `whole` says that the block is B itself; otherwise a softmax block is B up to constants in whole rows and columns.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
-from giveaway.curvature.losses import Loss
-from giveaway.curvature.output_curvature import OutputCurvature, SoftmaxCurvature
+from giveaway.curvature.losses import Loss, OutputCurvature, SoftmaxCurvature
 from giveaway.linalg.dense import solve_floored, top_eigenvalue, top_singular_value
 
 CAP = 1.0 - 1e-8
@@ -230,7 +230,10 @@ class FactoredBlocks:
         basis = self._directions(inner)
         along = self._inner.mT @ basis  # (N, q, k)
         right = (basis.mT @ inner).to(torch.float64)
-        solved, capped = solve_floored(self._complement(basis, along), right, 1.0 - CAP)
+        rest = self._signs.reshape(self._rows).mT @ basis * self._rows[2] ** -0.5 - along
+        absent = (basis.square().sum(1) == 0).to(torch.float64)
+        complement = (rest.mT @ rest).to(torch.float64) + torch.diag_embed(absent)  # I − E in the basis
+        solved, capped = solve_floored(complement, right, 1.0 - CAP)
         # the inverse of a matrix that so few probes estimate is too large on average
         probes, k = along.shape[1:]
         outer = basis @ (solved * ((probes - k - 1) / probes)).to(inner.dtype)
@@ -274,7 +277,9 @@ class FactoredBlocks:
             before = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             for _ in range(2):  # once leaves rounding errors of the directions before
                 v = v - basis[:, :, :k] @ (basis[:, :, :k].mT @ v)
-                v = self._without_null_vector(v)
+                if isinstance(self._curvature, SoftmaxCurvature):  # S maps √p to zero: rounding puts some there
+                    null, records = self._curvature.weights.sqrt().to(v.dtype), v.view(self._curvature.weights.shape)
+                    v = (records - null * (null * records).sum(2, keepdim=True)).view(v.shape)
             norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             new = norm > least * before
             v = torch.where(new, v / torch.where(new, norm, 1.0), 0.0)
@@ -282,23 +287,9 @@ class FactoredBlocks:
             v = self._inner @ (self._inner.mT @ v)
         return basis
 
-    def _without_null_vector(self, v: torch.Tensor) -> torch.Tensor:
-        """v (N, R, 1) without √p, which S maps to zero: what rounding puts there would pass for a direction."""
-        if not isinstance(self._curvature, SoftmaxCurvature):
-            return v
-        null = self._curvature.weights.sqrt().to(v.dtype)
-        records = v.view(null.shape)
-        return (records - null * (null * records).sum(2, keepdim=True)).view(v.shape)
-
-    def _complement(self, basis: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
-        """I − E in the directions of `basis`, (N, k, k), where `along` is Cᵀ of them."""
-        own = self._signs.reshape(self._rows).mT @ basis
-        rest = own * self._rows[2] ** -0.5 - along
-        absent = (basis.square().sum(1) == 0).to(torch.float64)
-        return (rest.mT @ rest).to(torch.float64) + torch.diag_embed(absent)
-
 
 Blocks = MatrixBlocks | FactoredBlocks
+BlocksOf = Callable[[slice, OutputCurvature, torch.Tensor, slice | None], Blocks]  # of groups with their W and weights
 
 
 def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

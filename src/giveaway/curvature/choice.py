@@ -4,10 +4,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from giveaway.checks import check_number, check_whole, fail
-from giveaway.curvature.dense import DenseCurvature, dense_bytes
-from giveaway.curvature.orthogonal import OrthogonalCurvature, is_wide, keeps_digits, orthogonal_bytes
+from giveaway.curvature.dense import (
+    DenseCurvature,
+    OrthogonalCurvature,
+    dense_bytes,
+    is_wide,
+    keeps_digits,
+    orthogonal_bytes,
+)
 from giveaway.curvature.sketch import Sketch, SketchedCurvature, budget, probes_at_once
-from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, HERE, Execution, Processes
 from giveaway.records import Head
 
@@ -68,12 +73,6 @@ def check_probes(sketch: Sketch) -> None:
     """Refuse so few probes that the scores of a head would tell nothing, and more than anybody would wait for."""
     if check_whole("probes", sketch.probes, LEAST_PROBES, remedy="256 suits most heads") > MOST_PROBES:
         raise fail("probes", f"at most {MOST_PROBES:,}", f"{sketch.probes:,}", "256 suits most heads")
-
-
-def check_sketch(head: Head, sketch: Sketch) -> None:
-    """Refuse a precision that the head's device has not, and too few or too many probes."""
-    precision_named(sketch.precision, head.device)
-    check_probes(sketch)
 
 
 def compute(head: Head, choice: Choice, execution: Execution = HERE) -> Curvature:

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from giveaway.curvature.losses import loss_of
-from giveaway.curvature.output_curvature import SoftmaxCurvature
+from giveaway.curvature.losses import SoftmaxCurvature, loss_of
 from giveaway.linalg.precision import Parts, Precision, signs
 from giveaway.linalg.processes import HERE, Execution, can_compile
 from giveaway.records import Head

@@ -1,8 +1,7 @@
 """Sketched curvature: q random combinations Z of H⁻¹ in place of H⁻¹, by conjugate gradients (docs/derivations.md)."""
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -10,8 +9,8 @@ import numpy as np
 import torch
 
 from giveaway.checks import check_number, check_whole, fail, free_memory
-from giveaway.curvature.blocks import CAP, Blocks, FactoredBlocks, LeaveOutStep, MatrixBlocks
-from giveaway.curvature.losses import loss_of
+from giveaway.curvature.blocks import CAP, Blocks, BlocksOf, FactoredBlocks, LeaveOutStep, MatrixBlocks
+from giveaway.curvature.losses import OutputCurvature, loss_of
 from giveaway.curvature.products import HeadProducts, preconditioner_for
 from giveaway.linalg.cg import CONVERGED, Solution, column_cg
 from giveaway.linalg.precision import WORD, Parts, Precision, exact_for, higher_than, precision_named, signs
@@ -123,15 +122,12 @@ class SketchedCurvature:
         self.array_bytes = GPU_WINDOW_BYTES if head.device.type == "cuda" else HOST_WINDOW_BYTES
         # as many windows as fit in a quarter of the memory, each with as many arrays as a solve holds
         self.windows_at_once = max(1, self.memory // (4 * ARRAYS * self.array_bytes))
-        self._sketch(head.l2, execution)
-
-    def _sketch(self, l2: float, execution: Execution) -> None:
-        self.products, self.l2, self._execution = HeadProducts(self.head, l2, execution), l2, execution
-        self._set_precision(precision_named(self.options.precision, self.head.device))
+        self.products = HeadProducts(head, head.l2, execution)
+        self._set_precision(precision_named(options.precision, head.device))
         self._first_precision = self.precision.name
         wide = self.precision if self.precision.name == "float64" else None
         self.preconditioner = preconditioner_for(self.products, self.memory // 2, self.probes, wide)
-        self.z = torch.empty(*self.products.shape, self.probes, dtype=self.precision.dtype, device=self.head.device)
+        self.z = torch.empty(*self.products.shape, self.probes, dtype=self.precision.dtype, device=head.device)
         parts = CheckpointedParts(execution.checkpoint, execution.processes)
         solved = solve_probes(self.z, self.at_once, self._solve_block, parts.part)
         self.residual = max(float(part["residual"].max()) for part in solved)
@@ -145,12 +141,6 @@ class SketchedCurvature:
     def factors(self) -> Parts:
         """Z as it is multiplied with."""
         return self.precision.parts(self.z.view(self.products.width, -1))
-
-    def with_l2(self, l2: float) -> "SketchedCurvature":
-        other = copy(self)
-        other.options = replace(self.options, errors=False)
-        other._sketch(l2, replace(self._execution, checkpoint=NO_CHECKPOINT))
-        return other
 
     def group_bytes(self, s: int) -> int:
         return s * self.products.k * self.probes * self.precision.dtype.itemsize
@@ -172,10 +162,10 @@ class SketchedCurvature:
             "preconditioner": self.preconditioner.name,
             "fused_passes": self.products.fused_rows is not None,
             "threads": torch.get_num_threads(),  # which sum in another order, and so to other last digits
-            "l2": self.l2,
+            "l2": self.products.l2,
         }
 
-    def window_blocks(self, window: Window, size: int = 1) -> Callable[[slice, slice | None], Blocks]:
+    def window_blocks(self, window: Window, size: int = 1) -> BlocksOf:
         """Prepare U for the groups of `size` consecutive rows of `window`; the function that is returned makes the
         blocks of some groups, by all probes or by some of them."""
         products, precision, loss, total = self.products, self.precision, self.loss, self.probes
@@ -183,14 +173,10 @@ class SketchedCurvature:
         whole = precision.product(x, self.factors).to(precision.dtype).view(-1, size, products.k, total)
         all_signs = signs(self.seed, window.numbers, products.k, slice(0, total), dtype=precision.dtype)
 
-        def blocks(groups: slice, probes: slice | None = None) -> Blocks:
-            rows = window.part(slice(groups.start * size, groups.stop * size))
+        def blocks(groups: slice, curvature: OutputCurvature, weight: torch.Tensor, probes: slice | None) -> Blocks:
             u, own = whole[groups], all_signs.view(whole.shape)[groups]
             if probes is not None:
                 u, own = u[..., probes] * (total / (probes.stop - probes.start)) ** 0.5, own[..., probes]
-            n, s = u.shape[:2]
-            curvature = loss.curvature(rows.outputs.to(torch.float64).view(n, s, -1))
-            weight = rows.weights.view(n, s)
             if loss.coupled:
                 return FactoredBlocks(u, own, curvature, weight, loss)
             block, complement = _separate(u, own, curvature.weights, weight)

@@ -94,7 +94,8 @@ def defensible_count(
         flagged[others], threshold = benjamini_hochberg(small, false_discovery, near)
         most += chi2.isf((1 - confidence) / 2, 2 * between + 2) / 2 / (TO - FROM)
         power += others.mean() * boundary.power(min(threshold, FROM))
-    by_success = np.sort(coin_p_values(coins_of_success(norm.cdf(effect / 2)), sides.count, sides.called))
+    q = np.linspace(0.0, 2 * norm.sf(effect / 2), PAIRS)[:, None]  # coins that tell with from without with this success
+    by_success = np.sort(coin_p_values((q, q[::-1]), sides.count, sides.called))
     above = benjamini_hochberg(by_success, false_discovery, len(by_success))[0]
     shown = np.zeros(models.records, dtype=bool)
     shown[judged] = flagged
@@ -158,22 +159,17 @@ def sides_of(models: Signals, judged: np.ndarray) -> Sides:
             top = phi == phi.max(axis=0)
             two_valued = (top | (phi == phi.min(axis=0))).all(axis=0)
             called = scores_within(phi[:, :, None], members)[:, :, 0] > 0
-            parts.append([*_side_moments(phi, members, top, called), two_valued])
+            columns = np.empty((7, 2, phi.shape[1]))
+            for side, mask in enumerate((members, ~members)):
+                count, mean, variance = (column[:, 0] for column in moments(phi[:, :, None], mask))
+                variance = np.where(variance > ROUNDING * mean**2, variance, 0.0)
+                away = (phi - mean) * mask / np.sqrt(np.where(variance > 0, variance, 1.0))
+                square = away**2
+                third, fourth = (square * away).sum(axis=0) / count, (square * square).sum(axis=0) / count
+                columns[:5, side] = count, mean, variance * count / (count - 1), third, fourth
+                columns[5:, side] = (top & mask).sum(axis=0), (called & mask).sum(axis=0)
+            parts.append([*columns, two_valued])
     return Sides(*(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)))
-
-
-def _side_moments(phi: np.ndarray, members: np.ndarray, *marked: np.ndarray) -> np.ndarray:
-    columns = np.empty((5 + len(marked), 2, phi.shape[1]))
-    for side, mask in enumerate((members, ~members)):
-        of_side = moments(phi[:, :, None], mask)
-        count, mean, variance = of_side.count[:, 0], of_side.mean[:, 0], of_side.variance[:, 0]
-        variance = np.where(variance > ROUNDING * mean**2, variance, 0.0)
-        away = (phi - mean) * mask / np.sqrt(np.where(variance > 0, variance, 1.0))
-        square = away**2
-        third, fourth = (square * away).sum(axis=0) / count, (square * square).sum(axis=0) / count
-        columns[:5, side] = count, mean, variance * count / (count - 1), third, fourth
-        columns[5:, side] = [(among & mask).sum(axis=0) for among in marked]
-    return columns
 
 
 @dataclass(frozen=True)
@@ -232,9 +228,8 @@ def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
         phi = np.empty(models.shape)
         for shape, some in ((low, ~skewed[side]), (high, skewed[side])):
             phi[:, some] = _drawn(shape, (len(phi), int(some.sum())), generator)
-        of_side = moments((phi * np.sqrt(true[side]))[:, :, None], models)
-        mean[side] = of_side.mean[:, 0]
-        variance[side] = of_side.variance[:, 0] * count[side] / (count[side] - 1)
+        _, mean[side], drawn = (column[:, 0] for column in moments((phi * np.sqrt(true[side]))[:, :, None], models))
+        variance[side] = drawn * count[side] / (count[side] - 1)
     return Boundary(effect, count, variance, mean[0] - mean[1], np.sqrt(true.mean(axis=0)))
 
 
@@ -261,12 +256,6 @@ def coins_of_effect(effect: float) -> Coins:
     linear, constant = 2 * (1 - q) + half, (1 - q) * (1 - q - half * q)
     root = np.sqrt(np.maximum(linear**2 - 4 * (1 + half) * constant, 0.0))
     return q, np.clip((linear - root) / (2 + 2 * half), 0.0, 1.0)
-
-
-def coins_of_success(success: float) -> Coins:
-    """Return pairs that tell with from without with this balanced success."""
-    q = np.linspace(0.0, 2 - 2 * success, PAIRS)[:, None]
-    return q, q[::-1]
 
 
 def coin_p_values(coins: Coins, count: np.ndarray, heads: np.ndarray) -> np.ndarray:

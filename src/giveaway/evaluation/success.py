@@ -36,10 +36,9 @@ def effect_sizes(models: Signals) -> EffectSizes:
     columns = np.empty((5, models.records))
     for rows in models.blocks():
         phi, members = models.statistic(rows), models.members[:, rows]
-        inside, outside = moments(phi, members), moments(phi, ~members)
-        pooled = np.sqrt((inside.variance + outside.variance) / 2)
-        gap = inside.mean - outside.mean
-        stacked = (inside.mean, outside.mean, np.sqrt(inside.variance), np.sqrt(outside.variance), _ratio(gap, pooled))
+        (_, inside, varied_in), (_, outside, varied_out) = moments(phi, members), moments(phi, ~members)
+        effect = _ratio(inside - outside, np.sqrt((varied_in + varied_out) / 2))
+        stacked = (inside, outside, np.sqrt(varied_in), np.sqrt(varied_out), effect)
         columns[:, rows] = [values.mean(axis=1) for values in stacked]
     return EffectSizes(*columns)
 
@@ -191,13 +190,9 @@ def shadow_curve(
         truth = effect_sizes(models.of_models(np.sort(order[:truth_models]))).effect_size
         for place, size in enumerate(sizes):
             chosen = models.of_models(np.sort(order[truth_models : truth_models + size]))
-            for variance, scores in enumerate(_rankings(chosen)):
-                recalls[draw, place, variance] = recall_at(scores, truth, top, keep)
+            count, mean, variance = side_moments(chosen)
+            gap = mean[0] - mean[1]
+            for kind, ranked in enumerate((gap, _ratio(gap, np.sqrt(variance.mean(axis=0))))):
+                scores = np.where((count > 0).all(axis=0), ranked, -np.inf)
+                recalls[draw, place, kind] = recall_at(scores, truth, top, keep)
     return ShadowCurve(tuple(sizes), recalls.mean(axis=0).max(axis=1))
-
-
-def _rankings(models: Signals) -> np.ndarray:
-    """Return LiRA's order of the records (2, n), with pooled and with per-record variance."""
-    count, mean, variance = side_moments(models)
-    gap = mean[0] - mean[1]
-    return np.where((count > 0).all(axis=0), [gap, _ratio(gap, np.sqrt(variance.mean(axis=0)))], -np.inf)

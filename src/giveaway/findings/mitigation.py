@@ -131,7 +131,8 @@ class Trials:
         models: int = 8,
         seed: int = 0,
     ) -> None:
-        self.training, self.table, self.models, self.folder = checked_training(training, table), table, models, folder
+        self.training, _ = checked_training(training, table)
+        self.table, self.models, self.folder = table, models, folder
         if self.training.targets is None and table.meta.loss != "tokens":
             raise fail("y", "labels or values, for the accuracy", "none", "pass y (--data on the command line)")
         if models % 2 or 0 < models < LEAST_MODELS or models < 0:

@@ -1,14 +1,14 @@
-"""The Jacobian J of the outputs in the chosen parameters: products for one batch in several ways, and passes over all
-records in pieces that fit in memory."""
+"""The Jacobian J of the outputs in the chosen parameters: products for one batch in several ways, passes over all
+records in pieces that fit in memory, and the derivatives of single records by vmap over them."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.func import grad, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from giveaway.checks import InputError, fail
+from giveaway.checks import InputError, check_number, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.network.network import Network, Values, near
 
@@ -17,18 +17,8 @@ TOGETHER = 32  # columns for which the number of records at once is chosen
 LEAST_FORMED = 8  # records whose J must fit together, so that a pass is not all overhead
 COLUMN = 3  # about the operations of a column, over those of the outputs alone
 
-
-class Linearization(Protocol):
-    """Products with the Jacobian of one batch: `forward` maps tangents (s, …) a parameter to J v (s, b, m), `backward`
-    maps cotangents u (s, b, m) to Jᵀu, summed over the batch."""
-
-    outputs: torch.Tensor
-
-    def forward(self, tangents: Values) -> torch.Tensor: ...
-    def backward(self, cotangents: torch.Tensor) -> Values: ...
-
-
-Way = Callable[[Network, RecordBatch], Linearization]
+Rows = slice | torch.Tensor | None
+Checkpoint = tuple[Values, float]  # a state_dict and its learning rate
 
 
 class ForwardMode:
@@ -90,6 +80,12 @@ class ColumnByColumn:
         return dict(zip(self.values, found, strict=True))
 
 
+# products with the Jacobian of one batch: `forward` maps tangents (s, …) a parameter to J v (s, b, m), `backward` maps
+# cotangents u (s, b, m) to Jᵀu, summed over the batch
+Linearization = ForwardMode | Formed | ColumnByColumn
+Way = Callable[[Network, RecordBatch], Linearization]
+
+
 def of_each_record(network: Network, batch: RecordBatch, *, jacobians: bool) -> torch.Tensor:
     """Return ∇_θ ℓ_i (b, P), or with `jacobians` J_i (b, m, P), by vmap over records."""
 
@@ -107,13 +103,13 @@ def of_each_record(network: Network, batch: RecordBatch, *, jacobians: bool) -> 
     return torch.cat([parts[name].reshape(*shape, -1) for name in parameters], -1)
 
 
-def doubt(network: Network, agrees: Callable[[RecordBatch], bool], truth: str) -> str | None:
+def doubt(network: Network, agrees: Callable[[RecordBatch], bool]) -> str | None:
     """Why a quick way is not used: it does not work for this network, or `agrees` says of a few records that it differs
-    from `truth`; None where it may be used."""
+    from plain backward passes; None where it may be used."""
     try:
         with network.evaluating():
             agreed = agrees(network.records.take(slice(0, min(CHECKED, network.n))))
-        return None if agreed else f"differs from {truth}, so it is not used"
+        return None if agreed else "differs from plain backward passes, so it is not used"
     except InputError:
         raise
     except Exception as error:  # what a layer raises under a transform is up to the layer
@@ -131,10 +127,7 @@ def method_of(network: Network) -> tuple[Way, list[str]]:
 
 
 def _doubt_of(network: Network, way: Way) -> str | None:
-    def agrees(batch: RecordBatch) -> bool:
-        return _agrees(network, way(network, batch), ColumnByColumn(network, batch))
-
-    return doubt(network, agrees, "plain backward passes")
+    return doubt(network, lambda batch: _agrees(network, way(network, batch), ColumnByColumn(network, batch)))
 
 
 def forming_pays(network: Network) -> bool:
@@ -147,15 +140,11 @@ def forming_pays(network: Network) -> bool:
     return fits and 2 * network.m * network.size <= COLUMN * counter.get_total_flops()
 
 
-def random_columns(network: Network, *shape: int) -> torch.Tensor:
-    """Two random vectors (2, …), the same in every run."""
-    drawn = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return drawn.to(network.device, network.dtype)
-
-
 def _agrees(network: Network, found: Linearization, plain: Linearization) -> bool:
     """Jᵀu against plain autograd, and J v through ⟨u, J v⟩ = ⟨Jᵀu, v⟩, for two random columns."""
-    v, u = random_columns(network, network.size), random_columns(network, *found.outputs.shape)
+    shapes = (2, network.size), (2, *found.outputs.shape)
+    drawn = (torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) for shape in shapes)
+    v, u = (columns.to(network.device, network.dtype) for columns in drawn)
     backward, expected = (network.parameters.join(way.backward(u)) for way in (found, plain))
     inner = (u * found.forward(network.parameters.split(v))).flatten(1).sum(1)
     same = near(found.outputs, plain.outputs) and near(backward, expected)
@@ -252,3 +241,78 @@ class Jacobian:
     def _width(self, columns: int) -> int:
         work, asked = self.network.work, max(columns, 1)
         return min(asked, work.vectors(6)) if self._forms(columns) else work.columns(asked)
+
+
+class RecordDerivatives:
+    """Gradients and Jacobians of single records, as rows of P numbers. `notes` says where vmap could not be used."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        reason = doubt(network, self._agrees)
+        self.notes = [] if reason is None else [f"vmap over records: {reason}"]
+
+    def gradients(self, rows: Rows = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield ∇_θ ℓ_i (b, P) with the record numbers, in pieces; by default of all records."""
+        return self._pieces(rows, jacobians=False)
+
+    def jacobians(self, rows: Rows = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield J_i (b, m, P) with the record numbers, in pieces; by default of all records."""
+        return self._pieces(rows, jacobians=True)
+
+    def norms(self, rows: Rows = None) -> torch.Tensor:
+        """Return ‖∇_θ ℓ_i‖ (k,) of these records, by default of all."""
+        return torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in self.gradients(rows)])
+
+    def _pieces(self, rows: Rows, *, jacobians: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        network = self.network
+        for numbers in row_numbers(network, rows).split(network.work.rows_of_gradients(network.m if jacobians else 1)):
+            with network.evaluating():
+                if self.notes:
+                    each = self._one_by_one(numbers, jacobians=jacobians)
+                else:
+                    each = of_each_record(network, network.records.take(numbers), jacobians=jacobians)
+            yield numbers, each
+
+    def _one_by_one(self, numbers: torch.Tensor, *, jacobians: bool) -> torch.Tensor:
+        """Plain backward passes of each record beside another one: some models drop a batch dimension of one."""
+        network, found = self.network, []
+        for number in numbers.tolist():
+            batch = network.records.take(torch.tensor([number, number - 1 if number else min(1, network.n - 1)]))
+            plain = ColumnByColumn(network, batch)
+            f = plain.outputs
+            own = torch.eye(network.m).to(f) if jacobians else network.loss.gradient(f, batch.targets)[:1]
+            rows = network.parameters.join(plain.backward(torch.stack([own, torch.zeros_like(own)], 1)))
+            found.append(rows if jacobians else rows[0])
+        return torch.stack(found)
+
+    def _agrees(self, first: RecordBatch) -> bool:
+        """Compare the first records with plain backward passes."""
+        network = self.network
+        expected = self._one_by_one(torch.arange(first.rows), jacobians=True)
+        jacobians, gradients = (of_each_record(network, first, jacobians=kind) for kind in (True, False))
+        g = network.loss.gradient(network.outputs(slice(0, first.rows)), first.targets)
+        along = (g.unsqueeze(-1) * expected).sum(1)
+        return near(jacobians, expected) and near(gradients, along, expected.norm() * g.norm().clamp_min(1))
+
+
+def row_numbers(network: Network, rows: Any) -> torch.Tensor:
+    """Record numbers (k,) from a slice, a sequence of them, or None for all."""
+    if rows is None or isinstance(rows, slice):
+        return torch.arange(network.n)[slice(None) if rows is None else rows]
+    numbers = torch.as_tensor(rows).to("cpu")
+    whole = numbers.dtype in (torch.int64, torch.int32) and numbers.ndim == 1 and len(numbers) > 0
+    if not whole or bool((numbers < 0).any()) or bool((numbers >= network.n).any()):
+        raise fail("rows", f"record numbers from 0 to {network.n - 1}", "others", "pass a list of row numbers")
+    return numbers.to(torch.int64)
+
+
+def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None) -> torch.Tensor:
+    """Σ_c η_c ‖∇ℓ_i(θ_c)‖² (k,): the self-influence of records, by default of all."""
+    if not checkpoints:
+        raise fail("checkpoints", "at least one (state_dict, learning rate)", "none", "save some during training")
+    total = torch.zeros((), dtype=torch.float64)
+    for state, rate in checkpoints:
+        remedy = "pass the learning rate of that part of the training"
+        norms = RecordDerivatives(network.at(state)).norms(rows).double()
+        total = total + check_number("checkpoints", rate, minimum=0.0, remedy=remedy) * norms.square()
+    return total

@@ -10,12 +10,10 @@ import torch
 
 from giveaway.checks import check_choice, fail
 from giveaway.curvature.blocks import Blocks, FactoredBlocks, MatrixBlocks
-from giveaway.curvature.losses import Loss
-from giveaway.curvature.output_curvature import OutputCurvature
+from giveaway.curvature.losses import Loss, OutputCurvature
 from giveaway.curvature.sketch import REDO_ABOVE, CheckpointedParts, Tensors, records_to_redo, solve_probes
 from giveaway.linalg.precision import signs
-from giveaway.network.gradients import RecordDerivatives, row_numbers
-from giveaway.network.jacobian import Piece
+from giveaway.network.jacobian import Piece, RecordDerivatives, row_numbers
 from giveaway.network.network import Network
 from giveaway.network.solves import InverseCurvature, parameter_signs
 from giveaway.scores.catalogue import CATALOGUE, OF_BATCH, relative_error, scores_of, standard_errors
@@ -191,7 +189,7 @@ def _score_batch(
     """k records with outputs f (k, m), as groups of one record each, in float64."""
     f, y = f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1)
     weight = torch.ones(len(f), 1, dtype=f.dtype, device=f.device)
-    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f), weight), lambda: norms().double())
+    return ScoreBatch(f, y, weight, loss, blocks, lambda: norms().double())
 
 
 def sketch_records(

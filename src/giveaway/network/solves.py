@@ -1,12 +1,13 @@
 """The damped curvature of the summed loss as products, and its inverse by conjugate gradients (docs/derivations.md)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from giveaway.checks import check_choice, check_number, check_whole, fail
+from giveaway.checks import check_choice, check_number, check_positive, check_whole, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Solution, column_cg, shared_cg
 from giveaway.linalg.precision import signs
@@ -21,6 +22,27 @@ PRECONDITIONERS = ("nystrom", "none")
 CURVATURES = ("ggn", "hessian")
 
 Solve = Callable[[torch.Tensor], Solution]
+
+
+@dataclass(frozen=True)
+class Solves:
+    """Score records by right sides of their own: exact up to the tolerance, r solves a record.
+
+    rows : numbers of the records to score; by default all of them.
+    curvature : "ggn" (Gauss–Newton) or "hessian".
+    tolerance, most_steps, allow_unconverged : where the solves stop, after how many steps they give up, and whether
+        what they have reached by then is used instead of raising an error.
+    """
+
+    rows: Any = None
+    curvature: str = "ggn"
+    tolerance: float = 1e-3
+    most_steps: int = 200
+    allow_unconverged: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("curvature", self.curvature, CURVATURES)
+        check_positive("tolerance", self.tolerance, remedy="1e-3 suits most scores")
 
 
 class GaussNewton:

@@ -17,7 +17,7 @@ from giveaway.auditing.texts import NEEDS
 from giveaway.checks import InputError
 from giveaway.findings.explain import SUBGROUP, breakdowns
 from giveaway.findings.extras import EXPOSED, ReportExtras, chosen_rows
-from giveaway.network.depths import suffix
+from giveaway.network.network import suffix
 from giveaway.records import ScoreTable
 from giveaway.records.reasons import why
 from giveaway.reporting.answers import answers

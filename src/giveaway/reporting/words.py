@@ -6,7 +6,7 @@ from collections.abc import Callable
 from giveaway.checks import check_choice, fail
 from giveaway.extract.sklearn_head import FIELDS
 from giveaway.findings.explain import LEAST, about
-from giveaway.network.depths import suffix
+from giveaway.network.network import suffix
 from giveaway.records import ScoreTable
 from giveaway.records.meta import CurvatureReport, Meta
 from giveaway.reporting.validation import StoredValidation

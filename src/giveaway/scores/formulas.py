@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from giveaway.curvature.blocks import Blocks, FactoredBlocks, LeaveOutStep
-from giveaway.curvature.losses import Loss
+from giveaway.curvature.losses import Loss, OutputCurvature
 from giveaway.curvature.sketch import ExactSteps
 from giveaway.linalg.dense import EPS
 
@@ -18,22 +18,22 @@ SAFETY = 10.0  # times the estimated rounding error
 
 @dataclass(frozen=True)
 class ScoreBatch:
-    """N groups of s records with all that a score may look at; blocks and gradient norms (N,) are made when first asked
-    for. `make_drift` gives the change of the outputs by the step that a head still has to take to its optimum, None for
-    one at it. `solved` are exact steps that go before those of the blocks."""
+    """N groups of s records with all that a score may look at; blocks, of their W and weights, and gradient norms (N,)
+    are made when first asked for. `make_drift` gives the change of the outputs by the step that a head still has to
+    take to its optimum, None for one at it. `solved` are exact steps that go before those of the blocks."""
 
     outputs: torch.Tensor
     targets: torch.Tensor
     sample_weight: torch.Tensor
     loss: Loss
-    make_blocks: Callable[[], Blocks]
+    make_blocks: Callable[[OutputCurvature, torch.Tensor], Blocks]
     make_gradient_norm: Callable[[], torch.Tensor]
     make_drift: Callable[[], torch.Tensor] | None = None
     solved: ExactSteps | None = None
 
     @cached_property
     def blocks(self) -> Blocks:
-        return self.make_blocks()
+        return self.make_blocks(self.loss.curvature(self.outputs), self.sample_weight)
 
     @cached_property
     def gradient(self) -> torch.Tensor:

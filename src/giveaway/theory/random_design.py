@@ -45,11 +45,8 @@ class RandomDesign:
         """Draw from the laws of what is seen: given V ~ χ²_k a residual left out is N(ε, σ²h̄/V) in each output."""
         generator = np.random.default_rng(seed)
         v = generator.chisquare(self.freedom, (size, *self.shape))
-        h, kept, variance = (
-            self.leverage / (v + self.leverage),
-            v / (v + self.leverage),
-            self.variance * self.leverage / v,
-        )
+        h, kept = self.leverage / (v + self.leverage), v / (v + self.leverage)
+        variance = self.variance * self.leverage / v
         out = self.error + np.sqrt(variance) * generator.standard_normal(v.shape)
         loss = out**2
         if self.outputs > 1:  # across ε there is noise alone

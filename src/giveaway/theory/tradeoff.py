@@ -184,7 +184,13 @@ def epsilon_lower_bound(
     np.float64(2.697)
     """
     in_range("delta", delta, 0, np.nextafter(1, 0), "give a δ such as 1e-5")
-    tpr, fpr = _limits((true_positives, members), (false_positives, nonmembers), confidence, thresholds)
+    in_range("confidence", confidence, 0, 1, "give a confidence such as 0.95", closed=False)
+    tried = whole("thresholds", thresholds, 1, "say how many operating points were tried")
+    tail = (1 - confidence) / 2 / tried
+    true, inside = _counted("true_positives", true_positives, "members", members)
+    false, outside = _counted("false_positives", false_positives, "nonmembers", nonmembers)
+    tpr = np.where(true > 0, betaincinv(np.maximum(true, 1), inside - true + 1, tail), 0.0)
+    fpr = np.where(false < outside, betaincinv(false + 1, np.maximum(outside - false, 1), 1 - tail), 1.0)
     return LowerBound(_privacy_loss(tpr, 1 - tpr, fpr, delta)[()], confidence, tpr[()], fpr[()])
 
 
@@ -195,20 +201,8 @@ def _privacy_loss(power: np.ndarray, miss: np.ndarray, alpha: np.ndarray, delta:
     return np.fmax(np.fmax(accuse, clear), 0.0)
 
 
-def _limits(
-    hits: tuple[ArrayLike, ArrayLike], false_alarms: tuple[ArrayLike, ArrayLike], confidence: float, thresholds: int
-) -> Pair:
-    """Return the lower limit of the true- and the upper limit of the false-positive rate, jointly at `confidence`."""
-    in_range("confidence", confidence, 0, 1, "give a confidence such as 0.95", closed=False)
-    tried = whole("thresholds", thresholds, 1, "say how many operating points were tried")
-    counted = []
-    for argument, of, pair in (("true_positives", "members", hits), ("false_positives", "nonmembers", false_alarms)):
-        some, every = whole(argument, pair[0], 0, "give counts"), whole(of, pair[1], 1, "give counts")
-        if (some > every).any():
-            raise fail(argument, f"at most the number of {of}", "more", "give counts of the same attack")
-        counted += [some, every]
-    true, inside, false, outside = counted
-    tail = (1 - confidence) / 2 / tried
-    tpr = np.where(true > 0, betaincinv(np.maximum(true, 1), inside - true + 1, tail), 0.0)
-    fpr = np.where(false < outside, betaincinv(false + 1, np.maximum(outside - false, 1), 1 - tail), 1.0)
-    return tpr, fpr
+def _counted(argument: str, value: ArrayLike, of: str, all_of: ArrayLike) -> Pair:
+    some, every = whole(argument, value, 0, "give counts"), whole(of, all_of, 1, "give counts")
+    if (some > every).any():
+        raise fail(argument, f"at most the number of {of}", "more", "give counts of the same attack")
+    return some, every
