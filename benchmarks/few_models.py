@@ -24,7 +24,7 @@ from benchmarks.data import arrays
 from benchmarks.fused_truth import audited
 from benchmarks.measuring import read_options, write_parts
 from giveaway.evaluation import effect_sizes, posterior, recall_at
-from giveaway.evaluation.success import ShadowCurve, _rankings
+from giveaway.evaluation.success import ShadowCurve, rankings
 from giveaway.extract.user_files import signals_from
 from giveaway.records import Signals
 
@@ -82,7 +82,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[tuple[str, int], list[list[float]]] = {(c, s): [] for c in columns for s in sizes if s in FEW}
     for draw, place, chosen, others in drawn(signals, sizes, TRUTH[name], options.draws):
         truth = effect_sizes(others).effect_size
-        alone[draw, place] = [recall_at(order, truth, 0.05, 0.05) for order in _rankings(chosen)]
+        alone[draw, place] = [recall_at(order, truth, 0.05, 0.05) for order in rankings(chosen)]
         for column in columns if chosen.models in FEW else ():
             made = posterior(chosen, columns[column])
             recall = recall_at(made.effect_size, truth, 0.05, 0.05)

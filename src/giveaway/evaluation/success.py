@@ -190,9 +190,12 @@ def shadow_curve(
         truth = effect_sizes(models.of_models(np.sort(order[:truth_models]))).effect_size
         for place, size in enumerate(sizes):
             chosen = models.of_models(np.sort(order[truth_models : truth_models + size]))
-            count, mean, variance = side_moments(chosen)
-            gap = mean[0] - mean[1]
-            for kind, ranked in enumerate((gap, _ratio(gap, np.sqrt(variance.mean(axis=0))))):
-                scores = np.where((count > 0).all(axis=0), ranked, -np.inf)
-                recalls[draw, place, kind] = recall_at(scores, truth, top, keep)
+            recalls[draw, place] = [recall_at(scores, truth, top, keep) for scores in rankings(chosen)]
     return ShadowCurve(tuple(sizes), recalls.mean(axis=0).max(axis=1))
+
+
+def rankings(models: Signals) -> np.ndarray:
+    """Return LiRA's scores of the records (2, n), with pooled and with per-record variance."""
+    count, mean, variance = side_moments(models)
+    gap = mean[0] - mean[1]
+    return np.where((count > 0).all(axis=0), [gap, _ratio(gap, np.sqrt(variance.mean(axis=0)))], -np.inf)
