@@ -710,8 +710,8 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder, monke
     trained += "settings need not be those of the audited model. "
     trained += "Outputs are taken as logits, one for each class."
     assert first["trained"] == trained
-    mlp, name = RECIPES["mlp"]
-    monkeypatch.setitem(RECIPES, "mlp", (clone(mlp).set_params(max_iter=20), name))  # what is said needs no optimum
+    quick = clone(RECIPES["mlp"]).set_params(max_iter=20)  # what is said needs no optimum
+    monkeypatch.setitem(RECIPES, "mlp", quick)
     done("validate", "result", "--signals", "other", "--recipe", "mlp", "--data", "flowers:data", "--models", "8")
     words = "MLPClassifiers of giveaway's recipe mlp; the audited model is a LogisticRegression: the count is of MLPCla"
     assert words in json.loads(Path("result/validation.json").read_text())["trained"]

@@ -234,7 +234,7 @@ def test_nothing_scrolls_sideways(browser, folder, name, width):
           node.scrollWidth > node.clientWidth + 1 && node.clientWidth && !node.closest("#maps")
           && getComputedStyle(node).display !== "inline").map(node => node.outerHTML.slice(0, 80))"""
     )
-    assert wide == []
+    assert wide == [], "\n".join(wide)
     sizes = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     assert opened.page.evaluate(sizes) == [width, width]
     opened.context.close()

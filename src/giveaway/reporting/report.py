@@ -222,7 +222,7 @@ def maps(table: ScoreTable, extras: ReportExtras) -> dict[str, str]:
     if features is not None:
         method = features.method
         method += "" if features.explained is None else f", {100 * features.explained:.0f} % of their variance"
-        plots.append(_plot(source, "u", "v", f"Features of the last layer ({method})", ["", ""], "linear"))
+        plots.append(_plot(source, "u", "v", "Features of the last layer", [method, ""], "linear"))
     layout = row(plots, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})  # one below the other on a phone
     drawn = f"{len(rows):,} of {len(table):,} drawn" if len(rows) < len(table) else f"all {len(table):,} drawn"
     if len(rows) < len(table):
