@@ -12,6 +12,8 @@ from giveaway.linalg.processes import in_threads
 
 EPS, TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 ROWS = 512
+LAPACK_ROWS = 8_192  # at most, of SciPy's LAPACK: with more than 16,384 (2 GB) it ends the process
+PIECE = 2_048  # rows or columns that are worked on at a time, for the copies that they need
 EXPANDED_BYTES = 1_100_000  # of one expanded tile: it should stay in the cache until the product has read it
 BATCHED_FROM = 8  # numbers a pair from which a batched product contracts faster
 EXPANDED_COLUMNS = 720  # of one product, at most: enough for the product to run at full speed
@@ -59,20 +61,35 @@ def invert(assemble: Callable[[], torch.Tensor]) -> Inverse:
 def cholesky_in_place(matrix: torch.Tensor) -> int:
     """Put the lower Cholesky factor in the place of a matrix in column order, of which only the lower triangle is read.
     Return 0, or the order of the leading minor that is not positive definite."""
+    n, half = len(matrix), len(matrix) // 2
     if matrix.is_cuda:
         info = torch.empty(0, dtype=torch.int32, device=matrix.device)
         torch.linalg.cholesky_ex(matrix, out=(matrix, info))
         return int(info)
-    return int(lapack.dpotrf(matrix.T.numpy().T, lower=1, overwrite_a=1)[1])  # SciPy's LAPACK: faster than torch's
+    if n <= LAPACK_ROWS:  # SciPy's LAPACK is faster than torch's
+        square = matrix.T.contiguous()
+        stopped = int(lapack.dpotrf(square.numpy().T, lower=1, overwrite_a=1)[1])
+        if square.data_ptr() != matrix.data_ptr():
+            matrix.copy_(square.T)
+        return stopped
+    first, below, second = matrix[:half, :half], matrix[half:, :half], matrix[half:, half:]
+    if stopped := cholesky_in_place(first):
+        return stopped
+    for rows in below.split(PIECE):
+        rows.copy_(torch.linalg.solve_triangular(first.mT, rows, upper=True, left=False))
+    for i in range(0, n - half, PIECE):
+        second[i:, i : i + PIECE].addmm_(below[i:], below[i : i + PIECE].T, alpha=-1.0)
+    matrix[:half, half:] = 0.0
+    stopped = cholesky_in_place(second)
+    return half + stopped if stopped else 0
 
 
 def _cholesky_inverse_in_place(matrix: torch.Tensor) -> bool:
     if cholesky_in_place(matrix.T) != 0:
         return False
-    if matrix.is_cuda:
-        matrix.copy_(torch.cholesky_inverse(matrix, upper=True))
+    if matrix.is_cuda or len(matrix) > LAPACK_ROWS:
+        torch.cholesky_inverse(matrix.T, out=matrix.T)
         return True
-    # in place, where torch would hold two more copies
     return bool(lapack.dpotri(matrix.numpy().T, lower=1, overwrite_c=1)[1] == 0)
 
 
