@@ -23,8 +23,9 @@ import numpy as np
 from benchmarks.data import arrays
 from benchmarks.fused_truth import audited
 from benchmarks.measuring import read_options, write_parts
+from giveaway.attacks.lira import side_moments
 from giveaway.evaluation import effect_sizes, posterior, recall_at
-from giveaway.evaluation.success import ShadowCurve, _rankings
+from giveaway.evaluation.success import ShadowCurve, _ratio
 from giveaway.extract.user_files import signals_from
 from giveaway.records import Signals
 
@@ -82,7 +83,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[tuple[str, int], list[list[float]]] = {(c, s): [] for c in columns for s in sizes if s in FEW}
     for draw, place, chosen, others in drawn(signals, sizes, TRUTH[name], options.draws):
         truth = effect_sizes(others).effect_size
-        alone[draw, place] = [recall_at(order, truth, 0.05, 0.05) for order in _rankings(chosen)]
+        alone[draw, place] = [recall_at(order, truth, 0.05, 0.05) for order in rankings(chosen)]
         for column in columns if chosen.models in FEW else ():
             made = posterior(chosen, columns[column])
             recall = recall_at(made.effect_size, truth, 0.05, 0.05)
@@ -102,6 +103,13 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     recalls = {size: mean_and_error(better[:, place]) for place, size in enumerate(sizes)}
     counts = {"records": signals.records, "models": signals.models, "truth_models": TRUTH[name], "draws": options.draws}
     return {**counts, "LiRA alone": recalls, "with a score": lines}
+
+
+def rankings(models: Signals) -> np.ndarray:
+    """Return LiRA's order of the records (2, n), with pooled and with per-record variance, as `shadow_curve` ranks."""
+    count, mean, variance = side_moments(models)
+    gap = mean[0] - mean[1]
+    return np.where((count > 0).all(axis=0), [gap, _ratio(gap, np.sqrt(variance.mean(axis=0)))], -np.inf)
 
 
 def drawn(signals: Signals, sizes: list[int], truth: int, draws: int) -> Iterator[tuple[int, int, Signals, Signals]]:

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data import arrays
+from benchmarks.few_models import rankings
 from benchmarks.language_models.train import STAGES, perplexity
 from benchmarks.measuring import digits, environment, write_json
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.evaluation import effect_sizes, recall_at, spearman, summarize
-from giveaway.evaluation.success import _rankings
 from giveaway.records import Signals
 
 AGREE = 0.80
@@ -106,7 +106,7 @@ def with_few(signals: Signals, size: int) -> dict[str, Any]:
         truth = effect_sizes(others).effect_size
         both = [
             [recall_at(order, truth, 0.01, 0.05), recall_at(order, truth, 0.05, 0.05), spearman(order, truth)]
-            for order in _rankings(chosen)
+            for order in rankings(chosen)
         ]
         figures.append(both)
         attacked = others.of_models(np.arange(min(ATTACKED, others.models)))
