@@ -60,9 +60,8 @@ def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signal
     for name in OF_TRAINING:
         ways = {"device": ("train",), "allow_pickle": ("estimator",)}.get(name, WAYS)
         if name in options and not {*named} & {*ways}:
-            got, flag = f"--{named[0]}" if named else "none", f"--{name.replace('_', '-')}"
-            expected = " or ".join(f"--{way}" for way in ways) + " beside it"
-            raise fail(name, expected, got, f"drop {flag}, or say what to train")
+            got, needed = f"--{named[0]}" if named else "none", " or ".join(f"--{way}" for way in ways)
+            raise fail(name, f"{needed} beside it", got, f"drop --{name.replace('_', '-')}, or say what to train")
     if not named:
         path = options["signals"]
         if not (Path(path) / MARKER if Path(path).is_dir() else Path(path)).exists():
