@@ -50,7 +50,7 @@ def opened(page: Path) -> float:
 def measure(n: int) -> dict[str, float | int]:
     head = made_head(n)
     table = audit(head)
-    look, looked = timed(lambda: make_extras(head, table, method="pca"))
+    look, looked = timed(lambda: make_extras(head, table))
     (page, pages), written = timed(lambda: (render(table, extras=look), summary_pages(table)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"

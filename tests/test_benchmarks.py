@@ -1,9 +1,12 @@
 """Benchmarks that need a GPU or an hour, at a size that this machine runs."""
 
+import ast
+import importlib
 import json
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +33,15 @@ SMALL = replace(
 def images():
     rng = np.random.default_rng(0)
     return rng.normal(size=(RECORDS, 3, 9, 10)).astype(np.float32), np.arange(RECORDS) % 3
+
+
+def test_benchmarks_import_names_that_are_there():
+    for file in Path(__file__).parents[1].glob("benchmarks/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("giveaway"):
+                held = importlib.import_module(node.module)
+                for name in (one.name for one in node.names if not hasattr(held, one.name)):
+                    importlib.import_module(f"{node.module}.{name}")
 
 
 @pytest.mark.slow

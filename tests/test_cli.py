@@ -728,7 +728,7 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder, monke
     ("options", "words"),
     [
         ((), "signals: expected signals of shadow models, got none in result/signals; train them: --train module:"),
-        (("--models", "8"), "models: expected --train, --estimator or --recipe beside it, got none; drop --models, "),
+        (("--models", "8"), "models: expected --train or --estimator or --recipe beside it, got none; drop --models"),
         (
             ("--recipe", "mlp", "--models", "8"),
             "data: expected --data module:function, got none, and none in the audit",
@@ -737,6 +737,7 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder, monke
         (("--recipe", "mpl", "--data", "math:gamma", "--models", "8"), "recipe: expected a known name, got 'mpl'; did"),
         (("--recipe", "mlp", "--models", "6"), "models: expected a whole number of at least 8, got 6; fewer show not"),
         (("--recipe", "mlp", "--device", "cpu"), "device: expected --train beside it, got --recipe; drop --device, or"),
+        (("--recipe", "mlp", "--allow-pickle"), "allow_pickle: expected --estimator beside it, got --recipe; drop"),
         (("--train", "a:b", "--recipe", "mlp"), "recipe: expected one way to train, got --train and --recipe; drop"),
         (("--train", "nowhere:x"), "train: expected a module that can be imported, got 'nowhere'; run from the folder"),
         (("--estimator", "none.skops"), "estimator: expected a file that exists, got none.skops; check the path"),

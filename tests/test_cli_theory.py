@@ -70,7 +70,7 @@ def test_figures(done, giveaway, drawn, tmp_path, kind):
         assert path.read_bytes().startswith(starts[kind])
         assert path.stat().st_size < 500_000
     line = one_line(giveaway("theory", "tradeoff", "--h", "0.5", "--figure", "curve.bmp"))
-    assert line.startswith("kind: expected a known name, got 'bmp'")
+    assert line.startswith("figure: expected a known name, got 'bmp'")
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ BARE = ScoreTable({"newton": [1.0, 2.0]}, [0, 1])
         (lambda: recall_curves({"a": ONES}, ONES, top=1e-4), "top: expected a share that keeps 1 to 200 records"),
         (lambda: roc_curves([]), "attacks: expected at least one, got none"),
         (lambda: roc_curves([made_attack(), dataclasses.replace(made_attack())]), "attacks: expected a different name"),
-        (lambda: save_figure(recall_curves({"a": ONES}, ONES), "x.gif"), "kind: expected a known name, got 'gif'"),
+        (lambda: save_figure(recall_curves({"a": ONES}, ONES), "x.gif"), "figure: expected a known name, got 'gif'"),
         (lambda: when_learned(BARE), "table: expected an audit with a trace of the training, got none; pass trace= to"),
     ],
 )

@@ -58,10 +58,10 @@ def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signal
     if not named and "models" in options and "estimator" in audited:
         options, named = {**options, "estimator": audited["estimator"]}, ["estimator"]
     for name in OF_TRAINING:
-        way = "--train" if name == "device" else "--train, --estimator or --recipe"
-        if name in options and (not named or (name == "device" and named != ["train"])):
-            got, flag = f"--{named[0]}" if named else "none", f"--{name.replace('_', '-')}"
-            raise fail(name, f"{way} beside it", got, f"drop {flag}, or say what to train")
+        ways = {"device": ("train",), "allow_pickle": ("estimator",)}.get(name, WAYS)
+        if name in options and not {*named} & {*ways}:
+            got, needed = f"--{named[0]}" if named else "none", " or ".join(f"--{way}" for way in ways)
+            raise fail(name, f"{needed} beside it", got, f"drop --{name.replace('_', '-')}, or say what to train")
     if not named:
         path = options["signals"]
         if not (Path(path) / MARKER if Path(path).is_dir() else Path(path)).exists():

@@ -94,7 +94,6 @@ def figure_bytes(figure: Figure, kind: str = "png", **style: Any) -> bytes:
     """Return the figure as png (150 dots per inch), svg or pdf; `style` are further rcParams."""
     from matplotlib import rc_context
 
-    check_choice("kind", kind, UNDATED)
     stream = io.BytesIO()
     settings: Any = {"svg.hashsalt": "giveaway", **style}  # without the salt, ids in an SVG are random
     with rc_context(settings):
@@ -110,7 +109,8 @@ def image_of(figure: Figure) -> tuple[str, str]:
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write the figure in the format that the suffix of `path` names: .png, .svg or .pdf."""
-    content = figure_bytes(figure, Path(path).suffix.removeprefix(".").lower())
+    kind = check_choice("figure", Path(path).suffix.removeprefix(".").lower(), UNDATED)
+    content = figure_bytes(figure, kind)
     write_atomically(path, lambda stream: stream.write(content))
 
 
