@@ -171,7 +171,7 @@ def test_a_view_is_priced_from_features_products_and_factors_that_were_timed(
     assert cost.seconds == pytest.approx(expected, rel=1e-6)
     assert (cost.records, cost.timed) == (n, 256)
     if kind == "images" and n == 6_000:
-        assert cost.bytes == int(8 * 2.2 * n**2) + 4 * n * 50  # the kernel, its factor, and the features
+        assert cost.bytes == int(8 * 1.5 * n**2) + 4 * n * 50  # the factor, copies, and the features
 
 
 def test_a_process_is_priced_from_a_kernel_of_some_records(monkeypatch):

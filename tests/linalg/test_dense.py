@@ -6,7 +6,16 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from giveaway.linalg.dense import ROWS, Inverse, PairTiles, invert, top_eigenvalue, top_singular_value
+from giveaway.linalg import dense
+from giveaway.linalg.dense import (
+    ROWS,
+    Inverse,
+    PairTiles,
+    cholesky_in_place,
+    invert,
+    top_eigenvalue,
+    top_singular_value,
+)
 
 
 def features_and_weights(n: int, d: int, p: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,3 +247,34 @@ def test_the_matrices_are_left_alone(size):
         given_over = batch_last(matrices)
         largest(given_over)
         assert torch.equal(given_over, batch_last(matrices))
+
+
+def definite(n: int) -> torch.Tensor:
+    x = torch.randn(n, n + 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    return x @ x.T / n
+
+
+@pytest.mark.parametrize("n", [1, 2, 40, 100, 101, 257])
+def test_large_matrices_are_factored_and_inverted_by_blocks_in_their_own_memory(n, monkeypatch):
+    """SciPy's LAPACK ends the process with more than 16,384 rows: it is given pieces."""
+    asked, dpotrf = [], dense.lapack.dpotrf
+    monkeypatch.setattr(dense, "LAPACK_ROWS", 40)
+    monkeypatch.setattr(dense, "PIECE", 17)
+    monkeypatch.setattr(dense.lapack, "dpotrf", lambda a, **options: asked.append(len(a)) or dpotrf(a, **options))
+    whole = definite(n)
+    matrix = (whole.tril() + 1e6 * torch.ones(n, n).triu(1)).T.contiguous().T  # above the diagonal nothing is read
+    place = matrix.data_ptr()
+    assert cholesky_in_place(matrix) == 0
+    assert matrix.data_ptr() == place
+    assert max(asked) <= 40
+    torch.testing.assert_close(matrix, torch.linalg.cholesky(whole), rtol=1e-9, atol=1e-12)
+    upper = invert(whole.clone).upper.triu()
+    torch.testing.assert_close(upper, torch.linalg.inv(whole).triu(), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("row", [3, 70, 99])
+def test_the_first_minor_that_is_not_definite_is_named_whatever_block_it_is_in(row, monkeypatch):
+    monkeypatch.setattr(dense, "LAPACK_ROWS", 20)
+    matrix = definite(100)
+    matrix[row, row] = -1.0
+    assert cholesky_in_place(matrix.T.contiguous().T) == row + 1

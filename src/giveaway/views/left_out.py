@@ -16,7 +16,7 @@ from giveaway.linalg.processes import ALONE, Processes
 from giveaway.text import OnStage, quiet
 
 EXACT_UP_TO = 30_000  # records whose whole kernel is factored
-MATRICES = 2.2  # n × n in float64 that are alive in the factorization
+MATRICES = 1.5  # n × n in float64 that are alive in the factorization
 SEED = 0  # of every draw
 SAMPLE = 4_096  # records that tell the columns' scale and the length
 NOISES = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # λ beside a kernel of 1 on the diagonal
