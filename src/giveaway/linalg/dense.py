@@ -58,9 +58,10 @@ def invert(assemble: Callable[[], torch.Tensor]) -> Inverse:
     return Inverse(matrix, rank, "eigenvectors", cut, norm)
 
 
-def cholesky_in_place(matrix: torch.Tensor) -> int:
-    """Put the lower Cholesky factor in the place of a matrix in column order, of which only the lower triangle is read.
-    Return 0, or the order of the leading minor that is not positive definite."""
+def cholesky_in_place(matrix: torch.Tensor, *, clean: bool = True) -> int:
+    """Put the lower Cholesky factor in the place of a matrix in column order, of which only the lower triangle is read;
+    above it are zeros, or without `clean` anything: memory that nobody touched need not exist. Return 0, or the order
+    of the leading minor that is not positive definite."""
     n, half = len(matrix), len(matrix) // 2
     if matrix.is_cuda:
         info = torch.empty(0, dtype=torch.int32, device=matrix.device)
@@ -68,24 +69,25 @@ def cholesky_in_place(matrix: torch.Tensor) -> int:
         return int(info)
     if n <= LAPACK_ROWS:  # SciPy's LAPACK is faster than torch's
         square = matrix.T.contiguous()
-        stopped = int(lapack.dpotrf(square.numpy().T, lower=1, overwrite_a=1)[1])
+        stopped = int(lapack.dpotrf(square.numpy().T, lower=1, clean=int(clean), overwrite_a=1)[1])
         if square.data_ptr() != matrix.data_ptr():
             matrix.copy_(square.T)
         return stopped
     first, below, second = matrix[:half, :half], matrix[half:, :half], matrix[half:, half:]
-    if stopped := cholesky_in_place(first):
+    if stopped := cholesky_in_place(first, clean=clean):
         return stopped
     for rows in below.split(PIECE):
         rows.copy_(torch.linalg.solve_triangular(first.mT, rows, upper=True, left=False))
     for i in range(0, n - half, PIECE):
         second[i:, i : i + PIECE].addmm_(below[i:], below[i : i + PIECE].T, alpha=-1.0)
-    matrix[:half, half:] = 0.0
-    stopped = cholesky_in_place(second)
+    if clean:
+        matrix[:half, half:] = 0.0
+    stopped = cholesky_in_place(second, clean=clean)
     return half + stopped if stopped else 0
 
 
 def _cholesky_inverse_in_place(matrix: torch.Tensor) -> bool:
-    if cholesky_in_place(matrix.T) != 0:
+    if cholesky_in_place(matrix.T, clean=False) != 0:
         return False
     if matrix.is_cuda or len(matrix) > LAPACK_ROWS:
         torch.cholesky_inverse(matrix.T, out=matrix.T)
