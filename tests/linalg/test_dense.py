@@ -256,7 +256,7 @@ def definite(n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("n", [1, 2, 40, 100, 101, 257])
 def test_large_matrices_are_factored_and_inverted_by_blocks_in_their_own_memory(n, monkeypatch):
-    """SciPy's LAPACK ends the process with more than 16,384 rows: it is given pieces."""
+    """With 17,000 rows SciPy's LAPACK ended the process: it is given pieces."""
     asked, dpotrf = [], dense.lapack.dpotrf
     monkeypatch.setattr(dense, "LAPACK_ROWS", 40)
     monkeypatch.setattr(dense, "PIECE", 17)

@@ -12,7 +12,7 @@ from giveaway.linalg.processes import in_threads
 
 EPS, TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 ROWS = 512
-LAPACK_ROWS = 8_192  # at most, of SciPy's LAPACK: with more than 16,384 (2 GB) it ends the process
+LAPACK_ROWS = 8_192  # at most, of SciPy's LAPACK: 17,000 (2.3 GB) ended the process
 PIECE = 2_048  # rows or columns that are worked on at a time, for the copies that they need
 EXPANDED_BYTES = 1_100_000  # of one expanded tile: it should stay in the cache until the product has read it
 BATCHED_FROM = 8  # numbers a pair from which a batched product contracts faster
