@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
@@ -22,7 +23,7 @@ from benchmarks.data import arrays
 from benchmarks.fused_truth import figures
 from benchmarks.measuring import read_options, write_result
 from benchmarks.networks import RESNET_18, ResNet
-from benchmarks.reproduce.gls.training import Images, Schedule, Trainer, made_images, members_of
+from benchmarks.reproduce.gls.training import Images, Run, Schedule, Trainer, made_images, members_of
 from benchmarks.reproduce.gls.truth import said_by_summaries
 from benchmarks.reproduce.job import RESULTS, read_result
 from benchmarks.views_blood import audited, losing, mean_and_error
@@ -34,14 +35,14 @@ REFERENCES = "gls_resnet18"
 FIGURES = ("top 1 % in 5 %", "top 5 % in 5 %", "Spearman")
 
 
-def head_of(trainer: Trainer, members: np.ndarray) -> Head:
+def head_of(trainer: Trainer, model: nn.Module, members: np.ndarray) -> Head:
     """Return all that a user has of the model just trained: its head, images with variants, and records held out."""
     images, labels = trainer.x.permute(0, 3, 1, 2).cpu(), trainer.y.cpu()
     own, rest = (
         TensorDataset(images[rows].contiguous(), labels[rows]) for rows in map(torch.from_numpy, (members, ~members))
     )
     l2 = len(own) * trainer.schedule.weight_decay
-    return ga.from_torch(trainer.model, own, l2=l2, batches=Batches(1000), held_out=rest)
+    return ga.from_torch(model, own, l2=l2, batches=Batches(1000), held_out=rest)
 
 
 def main() -> None:
@@ -62,9 +63,9 @@ def main() -> None:
     for number in range(told["models_trained"], told["models_trained"] + options.targets):
         members = members_of(number, n, seed=0)
         trace = ga.LossTrace(int(members.sum()), targets=images.labels[members])
-        trainer.train(members, model_seed(number, seed=0), trace)
-        columns, fusion = audited(head_of(trainer, members).to(options.device), trace)
-        correct = trainer.logits().argmax(1).eq(trainer.y).cpu().numpy()
+        (model,) = trainer.train(Run(members, model_seed(number, seed=0), trace))
+        columns, fusion = audited(head_of(trainer, model, members).to(options.device), trace)
+        correct = trainer.logits(model).argmax(1).eq(trainer.y).cpu().numpy()
         right.append([correct[members].mean(), correct[~members].mean()])
         found.append({score: figures(column, effect[members]) for score, column in columns.items()})
         fusions.append(fusion)

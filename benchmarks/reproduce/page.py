@@ -17,9 +17,10 @@ from benchmarks.reproduce.claims import NO_DATA, NOT_RUN, Claim, Results, judge
 from benchmarks.reproduce.job import SETTINGS
 
 FOLDER = Path(__file__).parent
-PAPERS = ("per_sample", "gls", "lood")  # in the order of the page
+PAPERS = ("per_sample", "gls", "lood", "traces")  # in the order of the page
 PICTURE = re.compile(r"!\[[^]]*]\(images/([^)]+)\)")
-FIGURES = Path(__file__).parents[1] / "results" / "lood_figures.json"
+BENCHMARKS = Path(__file__).parents[1] / "results"
+FIGURES = BENCHMARKS / "lood_figures.json"
 NOT_THE_PAPERS = ("per_target", "halves", "fused", "fused_records")  # phases of Table 4 that only we have
 
 
@@ -74,7 +75,7 @@ def words(paper: str, results: Results) -> dict[str, Any]:
     """Return all that the rules and the template of a paper may speak of."""
     names: dict[str, Any] = dict.fromkeys(SETTINGS) | results
     names |= {"results": results, "NOT_RUN": NOT_RUN, "NO_DATA": NO_DATA, **read_paper(paper)}
-    return names | {"per_sample": _of_per_sample, "gls": _of_gls, "lood": _of_lood}[paper](names)
+    return names | OF_PAPER[paper](names)
 
 
 def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
@@ -152,26 +153,33 @@ def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
         values = [cell[recall] for cell in cells]
         return written.spread([mean(values), stdev(values)], 1, 100)
 
+    def through(found: dict[str, Any], way: str) -> dict[str, Any]:
+        """Return what one way through the whole network finds, in how many seconds, and whether the last layer of the
+        same targets finds more (`less`)."""
+        own, last = ([cell[recall] for cell in found[name]["targets"]] for name in (way, "last layer"))
+        last, seconds = last[: len(own)], mean(report["seconds"] for report in found[way]["report"])
+        if not own:
+            return {"text": "not positive", "seconds": seconds, "less": written.UNDECIDED}
+        text = written.spread([mean(own), stdev(own) if len(own) > 1 else None], 1, 100)
+        more, less = written.gain(own, last), written.gain(last, own)["verdict"]
+        return {"text": text, "seconds": seconds, "more": more, "less": less}
+
     def whole_cells(found: dict[str, Any], way: str) -> list[str]:
         """Write a row of the table on whole networks."""
-        own, last = ([cell[recall] for cell in found[name]["targets"]] for name in (way, "last layer"))
-        reports = found[way]["report"]
-        seconds = written.duration(mean(report["seconds"] for report in reports))
+        reports, own = found[way]["report"], through(found, way)
         both = ("smallest_eigenvalue", "largest_eigenvalue")
         ends = [report[end] for report in reports for end in both if end in report]
         how = f"{written.digits(min(ends), 2)} to {written.digits(max(ends), 2)}" if ends else "–"
         if "solve_error" in reports[0]:
             how = written.fixed(max(report["solve_error"] for report in reports), 2)
-        if not own:
-            return ["not positive", how, "–", seconds]
-        shown = written.spread([mean(own), stdev(own) if len(own) > 1 else None], 1, 100)
-        more = written.gain(own, last[: len(own)])
-        less = "–" if way == "last layer" else f"{written.signed(more['mean'], 1)} ± {more['error']:.1f}"
-        return [shown, how, less, seconds]
+        beside = "more" in own and way != "last layer"
+        more = f"{written.signed(own['more']['mean'], 1)} ± {own['more']['error']:.1f}" if beside else "–"
+        return [own["text"], how, more, written.duration(own["seconds"])]
 
     return {
         "top": top,
         "over_splits": over_splits,
+        "through": through,
         "whole_cells": whole_cells,
         "missing": missing,
         "cell": cell,
@@ -270,6 +278,44 @@ def _of_lood(names: dict[str, Any]) -> dict[str, Any]:
         "rounds_error": lambda rounds: math.sqrt((2 * rounds + 1) / (12 * rounds**2)),
     }
     return made | {"rows": [_row(row, made) for row in names["rows"]]}
+
+
+def _of_traces(names: dict[str, Any]) -> dict[str, Any]:
+    """Each set's results, and how two scores compare on all of them, target by target."""
+    files = {name: BENCHMARKS / f"loss_traces_{name}.json" for name in names["titles"]}
+    measured = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
+    sets = names.get("loss_traces") or measured
+
+    def more(found: dict[str, Any], one: str, other: str, figure: str) -> dict[str, Any]:
+        scores = found["scores, each target"]
+        return written.gain(scores[one][figure], scores[other][figure])
+
+    def finds_more(one: str, other: str, figures: Sequence[str]) -> Any:
+        enough = [found["models"] >= names["limits"]["references"] or written.UNDECIDED for found in sets.values()]
+        found = (more(found, one, other, figure)["verdict"] for found in sets.values() for figure in figures)
+        return written.worst(*enough, *found) if len(sets) == len(names["titles"]) else None
+
+    def compared(one: str, other: str, figure: str) -> str:
+        told = []
+        for name, found in sets.items():
+            means = (mean(found["scores, each target"][score][figure]) for score in (one, other))
+            apart = "{} against {}".format(*(written.fixed(value, 2) for value in means))
+            hundredths = more(found, one, other, figure)["text"].replace(" over", " hundredths over")
+            told.append(f"{names['titles'][name]} {apart}{hundredths}, {found['models']} references")
+        return "; ".join(told)
+
+    return {
+        "sets": sets,
+        "finds_more": finds_more,
+        "compared": compared,
+        "over_targets": lambda values: written.spread([mean(values), stdev(values)], 3),
+        "base_rates": lambda found: (
+            written.spread([mean(found["base rate, each"]), stdev(found["base rate, each"])], 1, 100) + " %"
+        ),
+    }
+
+
+OF_PAPER = {"per_sample": _of_per_sample, "gls": _of_gls, "lood": _of_lood, "traces": _of_traces}
 
 
 def _row(row: dict[str, str], names: dict[str, Any]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from benchmarks.reproduce.gls.training import DEPTHS
 from benchmarks.reproduce.job import RESULTS
 from benchmarks.reproduce.page import FIGURES, PAPERS, claims_of, read_paper, section
 
-PER_SAMPLE, GLS, LOOD = (read_paper(name) for name in PAPERS)
+PER_SAMPLE, GLS, LOOD, _ = (read_paper(name) for name in PAPERS)
 NAME, MORE = "gls_resnet18", "gls_full_model"
 
 
@@ -43,10 +43,22 @@ def everywhere(results, change):
             truth["whole_network"] = deepcopy(truth["influence"])
         made[name]["seconds"]["per_target"]["whole_network"] = 9.0
         change(name, made[name])
+    made["cifar10_cnn_whole"] = whole_of({"ggn, summed": 0.3, "ggn, mean": 0.2, "hessian, mean": 0.2})
+    made["california_mlp_whole"] = whole_of({"ggn, mean": 0.2, "hessian, mean": 0.2})
     fused = {"0": 0.7, "2": 0.8, "3": 0.7, "4": 0.8}
     made[NAME] = {"beside": {"fused": {"recall": fused}}}
     made[NAME]["beside"]["newton"] = {"recall": {"1": 0.99, **{place: value - 0.1 for place, value in fused.items()}}}
     return made
+
+
+def whole_of(shares, last=0.5):
+    """Results of influence through a whole network, four targets each."""
+    made = {
+        way: {"targets": [{"top 1% in 5%": share + more} for more in (-0.01, 0.01) * 2], "report": [{"seconds": 9.0}]}
+        for way, share in {"ggn, summed": last, "ggn, mean": last, "hessian, mean": last, **shares}.items()
+    }
+    of_last = [{"top 1% in 5%": last}] * 4
+    return made | {"last layer": {"targets": of_last, "report": [{"seconds": 0.5}]}}
 
 
 def set_recall(found, score, mean, spread=0.01, truth="lira"):
@@ -161,15 +173,32 @@ def test_fused_is_held_against_newton_on_the_resnet_too(committed):
 
 
 def test_the_whole_network_is_held_against_the_last_layer_of_the_same_targets(committed):
-    found = deepcopy(committed["cifar10_cnn"])
+    found = deepcopy(committed["california_mlp"])
     found["top 1% in 5%, each target"] |= {"whole_network": [0.5, 0.6], "influence": [0.4, 0.5, *[0.9] * 14]}
-    claim = claims_of("per_sample", {"cifar10_cnn": found})[5]
+    others = {"cifar10_cnn_whole": whole_of({"ggn, summed": 0.3})}
+    claim = claims_of("per_sample", {"california_mlp": found, **others})[5]
     assert claim.verdict == UNDECIDED
-    assert "CIFAR-10: 55.0 % in" in claim.measured
+    assert "California, MLP: 55.0 % in" in claim.measured
     assert "last layer 45.0 % in" in claim.measured
-    assert claim.measured.endswith("+10.0 ± 0.0 (standard error) over the same 2 targets (undecided)")
+    assert "+10.0 ± 0.0 (standard error) over the same 2 targets (undecided)" in claim.measured
     found["top 1% in 5%, each target"] |= {"whole_network": [0.5, 0.6] * 2, "influence": [0.4, 0.5] * 8}
-    assert claims_of("per_sample", {"cifar10_cnn": found})[5].verdict == FAILS
+    assert claims_of("per_sample", {"california_mlp": found, **others})[5].verdict == FAILS
+    found["top 1% in 5%, each target"] |= {"whole_network": [0.4, 0.5] * 2, "influence": [0.5, 0.6] * 8}
+    assert claims_of("per_sample", {"california_mlp": found, **others})[5].verdict == HOLDS
+    others = {"cifar10_cnn_whole": whole_of({"ggn, summed": 0.7})}
+    assert claims_of("per_sample", {"california_mlp": found, **others})[5].verdict == FAILS
+
+
+@pytest.mark.parametrize(
+    ("ggn", "hessian", "expected"), [(0.3, 0.4, HOLDS), (0.3, 0.6, FAILS), (0.5, 0.3, UNDECIDED), (0.6, 0.3, FAILS)]
+)
+def test_the_mean_damping_must_find_less_with_either_curvature(ggn, hessian, expected):
+    good = whole_of({"ggn, mean": 0.3, "hessian, mean": 0.3})
+    other = whole_of({"ggn, mean": ggn, "hessian, mean": hessian})
+    claim = claims_of("per_sample", {"california_mlp_whole": good, "cifar10_cnn_whole": other})[-1]
+    assert claim.verdict == expected
+    assert "Gauss–Newton 30.0 ± 1.2 in 9 s; −20.0 ± 0.6 (standard error) over the same 4 targets" in claim.measured
+    assert claims_of("per_sample", {"california_mlp_whole": good})[-1].verdict == UNMEASURED
 
 
 def test_scores_that_shared_their_gpu_are_told_and_not_counted(committed):

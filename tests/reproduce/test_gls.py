@@ -12,6 +12,7 @@ from benchmarks.reproduce.gls.leverage import DAMPING, Solving, Target
 from benchmarks.reproduce.gls.training import (
     DEPTHS,
     Images,
+    Run,
     Schedule,
     Trainer,
     layers_of,
@@ -76,13 +77,14 @@ class Watching(nn.Module):
 def test_images_are_shifted_and_flipped_as_asked(shift):
     images = made_images()
     trainer = Trainer(Watching, images, Schedule(epochs=1, batch=40, shift=shift), CPU)
-    trainer.train(members_of(0, len(images.labels), 0), seed=5)
+    (model,) = trainer.train(Run(members_of(0, len(images.labels), 0), seed=5))
+    (lane,) = trainer._lanes
     x = images.records / 255
     x = (x - x.mean((0, 1, 2))) / x.std((0, 1, 2))
-    rows, (down, right, flipped) = trainer._rows.numpy(), trainer._moved.numpy()
+    rows, (down, right, flipped) = lane.rows.numpy(), lane.moved.numpy()
     assert set(down) | set(right) == set(range(2 * shift + 1))
     assert set(flipped) == {0, 1}
-    for seen, row, top, left, flip in zip(trainer.model.seen[-1].numpy(), rows, down, right, flipped, strict=True):
+    for seen, row, top, left, flip in zip(model.seen[-1].numpy(), rows, down, right, flipped, strict=True):
         padded = np.pad(x[row], ((shift, shift), (shift, shift), (0, 0)))
         cut = padded[top : top + 8, left : left + 8]
         np.testing.assert_allclose(seen, (cut[:, ::-1] if flip else cut).transpose(2, 0, 1), atol=1e-5)
@@ -95,15 +97,24 @@ def test_training_learns_and_depends_on_its_seed_alone():
     colours = rng.integers(0, 256, (10, 3))
     x = np.clip(colours[labels][:, None, None] + rng.normal(0, 10, (300, 8, 8, 3)), 0, 255).astype(np.uint8)
     images = Images(x[:240], labels[:240], x[240:], labels[240:])
-    trainer = Trainer(partial(ResNet, 10, (6, 6, 6, 8), 1), images, Schedule(epochs=12, batch=24, rate=0.2), CPU)
+    trainer = Trainer(partial(ResNet, 10, (6, 6, 6, 8), 1), images, Schedule(epochs=12, batch=24, rate=0.2), CPU, 2)
     members = members_of(0, 240, 0)
-    trainer.train(members, seed=1)
-    first = trainer.logits().clone()
-    assert float((trainer.logits(held_out=True).argmax(1) == trainer.held_out_y).float().mean()) > 0.6
-    trainer.train(members, seed=2)
-    assert not torch.equal(first, trainer.logits())
-    trainer.train(members, seed=1)
-    torch.testing.assert_close(first, trainer.logits())
+    (model,) = trainer.train(Run(members, seed=1))
+    first = trainer.logits(model).clone()
+    assert float((trainer.logits(model, held_out=True).argmax(1) == trainer.held_out_y).float().mean()) > 0.6
+    other, again = trainer.train(Run(members, seed=2), Run(members, seed=1))
+    assert not torch.equal(first, trainer.logits(other))
+    torch.testing.assert_close(first, trainer.logits(again))
+
+
+def test_models_side_by_side_take_as_many_steps():
+    images = made_images()
+    trainer = Trainer(Watching, images, Schedule(epochs=1, batch=40), CPU, together=2)
+    every = np.ones(len(images.labels), bool)
+    with pytest.raises(ValueError, match=r"up to 2 models of as many batches of 40 expected, got 2 of \[100, 250\]"):
+        trainer.train(Run(every, 0), Run(np.arange(250) < 100, 1))
+    with pytest.raises(ValueError, match="got 3 of"):
+        trainer.train(*[Run(every, seed) for seed in range(3)])
 
 
 def test_one_cycle_goes_up_and_down_to_nothing():

@@ -14,7 +14,7 @@ from benchmarks.reproduce.gls.leverage import Solving
 from benchmarks.reproduce.gls.measures import at_depth, mean_by_record, measure, of_training
 from benchmarks.reproduce.gls.training import DEPTHS, FOLDS, Schedule, members_of
 from benchmarks.reproduce.gls.truth import said_by_summaries
-from benchmarks.reproduce.gls.work import CHECKED, DRAWN, FUSED, Size, Work
+from benchmarks.reproduce.gls.work import CHECKED, DRAWN, FUSED, TOGETHER, Size, Work
 from benchmarks.reproduce.job import Arrays, Job, references_of
 
 RESNET, FULL_MODEL = "gls_resnet18", "gls_full_model"
@@ -52,11 +52,13 @@ def run_resnet(job: Job, size: Size = FULL) -> None:
     if work.measures_only(range(job.models)):
         _save_resnet(work)
         return
-    for number in work.targets:
-        work.target(number, size.at_once)
-    for number in range(job.targets, job.models):
-        if not work.kept.has_model(number):
-            work.train(number)
+    for first in range(0, job.models, TOGETHER):
+        group = range(first, min(first + TOGETHER, job.models))
+        if missing := [number for number in group if not work.kept.has_model(number)]:
+            work.train(*missing)
+        for number in group:
+            if number in work.targets:
+                work.target(number, size.at_once)
     for number in work.targets:
         work.target(number, size.after_all)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,113 +86,177 @@ def members_of(number: int, records: int, seed: int) -> np.ndarray:
     return inside
 
 
-class Trainer:
-    """Trains models of one architecture; the graph of a step is recorded once and serves all of them."""
+@dataclass(frozen=True)
+class Run:
+    """One model to train: on which records, from which seed, and who is told. `trace` records the losses of its
+    records, and `on_epoch` is given the model before the first epoch and after each."""
 
-    def __init__(self, make: Callable[[], nn.Module], images: Images, schedule: Schedule, device: torch.device) -> None:
-        self.schedule, self.device, self._make = schedule, device, make
-        self._on_gpu = device.type == "cuda"
+    members: np.ndarray
+    seed: int
+    trace: LossTrace | None = None
+    on_epoch: Callable[[nn.Module], None] | None = None
+
+
+class _Lane:
+    """A model and all that its step reads and writes; models in several lanes are trained side by side."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        schedule, device = trainer.schedule, trainer.device
+        self.trainer, self.model = trainer, trainer.make().to(device)
+        if trainer.on_gpu:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._fused = torch.compile(self.model, dynamic=False) if trainer.on_gpu else self.model
+        rate = {"lr": trainer.rate, "momentum": schedule.momentum, "weight_decay": schedule.weight_decay}
+        self._optimizer = torch.optim.SGD(self.model.parameters(), **rate, nesterov=True, fused=True)
+        self.rows = torch.zeros(schedule.batch, dtype=torch.long, device=device)
+        self.moved = torch.zeros(3, schedule.batch, dtype=torch.long, device=device)  # down, right, flipped or not
+        self.losses = torch.zeros(len(trainer.y), device=device)
+
+    def begin(self, seed: int) -> None:
+        """Draw the first parameters from the seed, and forget the momentum."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fresh = self.trainer.make()
+        with torch.no_grad():
+            for own, new in zip(self.model.state_dict().values(), fresh.state_dict().values(), strict=True):
+                own.copy_(new)
+            for momentum in self.momenta():
+                momentum.zero_()
+        self.model.train()
+
+    def momenta(self) -> list[torch.Tensor]:
+        return [value for state in self._optimizer.state.values() for value in state.values() if value is not None]
+
+    def step(self) -> None:
+        """Take one step, from tensors that are filled before it."""
+        trainer = self.trainer
+        pixels = torch.arange(trainer.x.shape[1], device=trainer.device)
+        down, right, flipped = self.moved.unsqueeze(2)
+        across = right + torch.where(flipped == 1, len(pixels) - 1 - pixels, pixels)
+        x = trainer.padded[self.rows[:, None, None], (down + pixels)[:, :, None], across[:, None, :]]
+        with trainer.autocast():
+            outputs = self._fused(x.permute(0, 3, 1, 2))
+        self._optimizer.zero_grad(set_to_none=True)
+        losses = nn.functional.cross_entropy(outputs.float(), trainer.y[self.rows], reduction="none")
+        self.losses.index_copy_(0, self.rows, losses.detach())
+        losses.mean().backward()
+        self._optimizer.step()
+
+
+class Trainer:
+    """Trains models of one architecture, up to `together` side by side: on a GPU each is compiled and has a stream of
+    its own, and the graph of a step of all is recorded once and serves every model that follows."""
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        images: Images,
+        schedule: Schedule,
+        device: torch.device,
+        together: int = 1,
+    ) -> None:
+        self.schedule, self.device, self.make, self.together = schedule, device, make, together
+        self.on_gpu = device.type == "cuda"
         self._mean, self._deviation = _channels(images.records)
         self.x, self.held_out = self._laid_out(images.records), self._laid_out(images.held_out)
         self.y = torch.from_numpy(images.labels).to(device)
         self.held_out_y = torch.from_numpy(images.held_out_labels).to(device)
         # channels last: a gather of shifted pixels gives what convolutions want
-        self._padded = nn.functional.pad(self.x, (0, 0, *[schedule.shift] * 4))
-        self.model = make().to(device)
-        if self._on_gpu:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._rate = torch.zeros((), device=device)
-        self._optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=self._rate,
-            momentum=schedule.momentum,
-            nesterov=True,
-            weight_decay=schedule.weight_decay,
-            fused=True,
-        )
-        self._rows = torch.zeros(schedule.batch, dtype=torch.long, device=device)
-        self._moved = torch.zeros(3, schedule.batch, dtype=torch.long, device=device)  # down, right, flipped or not
-        self._losses = torch.zeros(len(self.y), device=device)
-        self._step: Callable[[], None] | None = None
+        self.padded = nn.functional.pad(self.x, (0, 0, *[schedule.shift] * 4))
+        self.rate = torch.zeros((), device=device)
+        self._lanes = [_Lane(self) for _ in range(together)]
+        self._steps: dict[int, Callable[[], None]] = {}  # by the number of models
 
-    def train(
-        self, members: np.ndarray, seed: int, trace: LossTrace | None = None, on_epoch: Callable[[], None] | None = None
-    ) -> nn.Module:
-        """Return the trained model, in evaluation mode; the next call overwrites it. `trace` records the members, and
-        `on_epoch` is called before the first epoch and after each."""
-        own = torch.from_numpy(np.flatnonzero(members)).to(self.device)
-        generator = torch.Generator(self.device).manual_seed(seed)
-        self._begin(seed)
+    def autocast(self) -> torch.autocast:
+        """Return a context in which products have the precision of training."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.on_gpu, cache_enabled=False)
+
+    def train(self, *runs: Run) -> list[nn.Module]:
+        """Return the trained models, in evaluation mode; the next call overwrites them."""
+        lanes = self._lanes[: len(runs)]
+        own = [torch.from_numpy(np.flatnonzero(run.members)).to(self.device) for run in runs]
+        generators = [torch.Generator(self.device).manual_seed(run.seed) for run in runs]
         batch, epochs = self.schedule.batch, self.schedule.epochs
-        steps = len(own) // batch
-        if steps < 1:
-            raise ValueError(f"a batch of {batch} is larger than the {len(own)} records of a model")
+        sizes = {len(rows) for rows in own}
+        if len(lanes) < len(runs) or len({size // batch for size in sizes}) != 1 or min(sizes) < batch:
+            expected = f"up to {self.together} models of as many batches of {batch}"
+            raise ValueError(f"{expected} expected, got {len(runs)} of {sorted(sizes)} records")
+        steps = min(sizes) // batch
+        for lane, run in zip(lanes, runs, strict=True):
+            lane.begin(run.seed)
+        step = self._step_of(lanes)
         rates = iter(self.schedule.rates(epochs * steps).tolist())
-        for epoch in range(epochs):
-            if on_epoch is not None and epoch == 0:
-                on_epoch()
-            order = own[torch.randperm(len(own), generator=generator, device=self.device)]
-            shape = (3, len(own))
-            places = 2 * self.schedule.shift + 1
-            moved = torch.randint(0, 2 * places, shape, generator=generator, device=self.device)
-            moved[:2] %= places
-            moved[2] %= 2
+        self._tell(lanes, runs)
+        for _ in range(epochs):
+            orders, moves = zip(
+                *(self._drawn(rows, generator) for rows, generator in zip(own, generators, strict=True)), strict=True
+            )
             for start in range(0, steps * batch, batch):
-                self._rows.copy_(order[start : start + batch])
-                self._moved.copy_(moved[:, start : start + batch])
-                self._rate.fill_(next(rates))
-                assert self._step is not None
-                self._step()
-            if trace is not None:
-                trained = order[: steps * batch]
-                trace.add(torch.searchsorted(own, trained), self._losses[trained])
-                trace.end_epoch()
-            if on_epoch is not None:
-                on_epoch()
-        return self.model.eval()
+                for lane, order, moved in zip(lanes, orders, moves, strict=True):
+                    lane.rows.copy_(order[start : start + batch])
+                    lane.moved.copy_(moved[:, start : start + batch])
+                self.rate.fill_(next(rates))
+                step()
+            for lane, run, rows, order in zip(lanes, runs, own, orders, strict=True):
+                if run.trace is not None:
+                    trained = order[: steps * batch]
+                    run.trace.add(torch.searchsorted(rows, trained), lane.losses[trained])
+                    run.trace.end_epoch()
+            self._tell(lanes, runs)
+        return [lane.model.eval() for lane in lanes]
 
     @torch.no_grad()
-    def logits(self, held_out: bool = False) -> torch.Tensor:
-        """Return the logits of all records, or of the held-out ones, without shifts."""
+    def logits(self, model: nn.Module, held_out: bool = False, mirrored: bool = False) -> torch.Tensor:
+        """Return a model's logits of all records, or of the held-out ones, without shifts."""
         x = self.held_out if held_out else self.x
-        return torch.cat([self.model(part.permute(0, 3, 1, 2)) for part in x.split(EVALUATED_AT_ONCE)])
+        parts = (part.flip(2) if mirrored else part for part in x.split(EVALUATED_AT_ONCE))
+        return torch.cat([model(part.permute(0, 3, 1, 2)) for part in parts])
 
     def pictures(self, rows: np.ndarray) -> torch.Tensor:
         """Return some records as the model takes them, on the device."""
         return self.x[torch.from_numpy(rows).to(self.device)].permute(0, 3, 1, 2).contiguous()
 
-    def _begin(self, seed: int) -> None:
-        """Draw the first parameters from the seed, and forget the momentum."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            fresh = self._make()
-        if self._step is None:
-            self.model.train()
-            state = [*self.model.parameters(), *self.model.buffers()]
-            self._step = captured(self._once, state, self._momenta) if self._on_gpu else self._once
-        with torch.no_grad():
-            for own, new in zip(self.model.state_dict().values(), fresh.state_dict().values(), strict=True):
-                own.copy_(new)
-            for momentum in self._momenta():
-                momentum.zero_()
-        self.model.train()
+    def _drawn(self, own: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw the order of an epoch's records, and how far each image is moved."""
+        order = own[torch.randperm(len(own), generator=generator, device=self.device)]
+        places = 2 * self.schedule.shift + 1
+        moved = torch.randint(0, 2 * places, (3, len(own)), generator=generator, device=self.device)
+        moved[:2] %= places
+        moved[2] %= 2
+        return order, moved
 
-    def _momenta(self) -> list[torch.Tensor]:
-        return [value for state in self._optimizer.state.values() for value in state.values() if value is not None]
+    @staticmethod
+    def _tell(lanes: Sequence[_Lane], runs: Sequence[Run]) -> None:
+        for lane, run in zip(lanes, runs, strict=True):
+            if run.on_epoch is not None:
+                run.on_epoch(lane.model)
 
-    def _once(self) -> None:
-        """Take one step, from tensors that are filled before it."""
-        pixels = torch.arange(self.x.shape[1], device=self.device)
-        down, right, flipped = self._moved.unsqueeze(2)
-        across = right + torch.where(flipped == 1, len(pixels) - 1 - pixels, pixels)
-        x = self._padded[self._rows[:, None, None], (down + pixels)[:, :, None], across[:, None, :]]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._on_gpu, cache_enabled=False):
-            outputs = self.model(x.permute(0, 3, 1, 2))
-        self._optimizer.zero_grad(set_to_none=True)
-        losses = nn.functional.cross_entropy(outputs.float(), self.y[self._rows], reduction="none")
-        self._losses.index_copy_(0, self._rows, losses.detach())
-        losses.mean().backward()
-        self._optimizer.step()
+    def _step_of(self, lanes: Sequence[_Lane]) -> Callable[[], None]:
+        """Return what takes one step with each of these models; on a GPU a graph, recorded when first asked for."""
+
+        def one_after_the_other() -> None:
+            for lane in lanes:
+                lane.step()
+
+        def side_by_side() -> None:
+            here = torch.cuda.current_stream()
+            for lane, stream in zip(lanes, streams, strict=True):
+                stream.wait_stream(here)
+                with torch.cuda.stream(stream):
+                    lane.step()
+            for stream in streams:
+                here.wait_stream(stream)
+
+        def momenta() -> list[torch.Tensor]:
+            return [tensor for lane in lanes for tensor in lane.momenta()]
+
+        if not self.on_gpu:
+            return one_after_the_other
+        if len(lanes) not in self._steps:
+            streams = [torch.cuda.Stream() for _ in lanes]
+            state = [tensor for lane in lanes for tensor in (*lane.model.parameters(), *lane.model.buffers())]
+            self._steps[len(lanes)] = captured(side_by_side, state, momenta)
+        return self._steps[len(lanes)]
 
     def _laid_out(self, images: np.ndarray) -> torch.Tensor:
         x = torch.from_numpy(images).to(self.device).float().div_(255)

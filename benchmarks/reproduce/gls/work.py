@@ -19,7 +19,7 @@ from benchmarks.measuring import environment, read_json, wait_for, write_json
 from benchmarks.networks import ResNet
 from benchmarks.reproduce.gls import training
 from benchmarks.reproduce.gls.leverage import DAMPING, Solving, Target
-from benchmarks.reproduce.gls.training import CLASSES, DEPTHS, Schedule, Trainer, members_of
+from benchmarks.reproduce.gls.training import CLASSES, DEPTHS, Run, Schedule, Trainer, members_of
 from benchmarks.reproduce.job import Job, Piece, keep_plan, read_piece, write_piece
 from giveaway.attacks.shadow_store import model_seed
 
@@ -115,6 +115,7 @@ PICTURED = "frog"  # the class of Figure 2
 FUSED, CHECKED, DRAWN = "fused", "checked", "drawn"
 UNSOLVED = 0.1  # residual from which a solve says too little of a record
 COMPONENTS = 50  # of the features that t-SNE is given
+TOGETHER = 2  # models trained side by side: more gain nothing
 
 
 @dataclass(frozen=True)
@@ -160,32 +161,34 @@ class Work:
         if self._trainer is None:
             torch.backends.cudnn.allow_tf32 = True
             make = partial(ResNet, 10, self.size.widths)
-            self._trainer = Trainer(make, self.images, self.size.schedule, self.job.device)
+            self._trainer = Trainer(make, self.images, self.size.schedule, self.job.device, TOGETHER)
         return self._trainer
 
-    def train(self, number: int) -> None:
-        """Train one model, and keep what it says of every record."""
+    def train(self, *numbers: int) -> None:
+        """Train models side by side, and keep what each says of every record."""
         self.job.stop_in_time()
-        trainer, members = self.trainer, members_of(number, len(self.images.labels), self.job.seed)
+        trainer, records, seed = self.trainer, len(self.images.labels), self.job.seed
+        runs = [Run(members_of(number, records, seed), model_seed(number, seed=seed)) for number in numbers]
         began = time.perf_counter()
         torch.backends.cudnn.benchmark = True
         with self.job.phase("training"):
-            model = trainer.train(members, model_seed(number, seed=self.job.seed))
-            logits, held_out = trainer.logits(), trainer.logits(held_out=True)
-            right = (logits.argmax(1) == trainer.y).cpu().numpy()
+            models = trainer.train(*runs)
+            said = [(trainer.logits(model), trainer.logits(model, held_out=True)) for model in models]
+            rights = [(logits.argmax(1) == trainer.y).cpu().numpy() for logits, _ in said]
         torch.backends.cudnn.benchmark = False  # what follows has batches of many sizes
-        told = {
-            "seconds": round(time.perf_counter() - began, 2),
-            "accuracy_trained": round(float(right[members].mean()), 4),
-            "accuracy_left_out": round(float(right[~members].mean()), 4),
-            "accuracy_held_out": round(float((held_out.argmax(1) == trainer.held_out_y).float().mean()), 4),
-            "environment": environment(self.job.device),
-        }
-        if number in self.targets:
-            told["weights"] = self.kept.save_weights(number, model)
-        phi = training.phi_of(logits, trainer.y).cpu().numpy()
-        self.kept.save_model(number, phi, told)
-        print(f"model {number}:", {k: told[k] for k in told if k not in ("environment", "weights")}, flush=True)
+        seconds = round((time.perf_counter() - began) / len(numbers), 2)
+        for number, run, model, (logits, held_out), right in zip(numbers, runs, models, said, rights, strict=True):
+            told = {
+                "seconds": seconds,
+                "accuracy_trained": round(float(right[run.members].mean()), 4),
+                "accuracy_left_out": round(float(right[~run.members].mean()), 4),
+                "accuracy_held_out": round(float((held_out.argmax(1) == trainer.held_out_y).float().mean()), 4),
+                "environment": environment(self.job.device),
+            }
+            if number in self.targets:
+                told["weights"] = self.kept.save_weights(number, model)
+            self.kept.save_model(number, training.phi_of(logits, trainer.y).cpu().numpy(), told)
+            print(f"model {number}:", {k: told[k] for k in told if k not in ("environment", "weights")}, flush=True)
 
     def target(self, number: int, pieces: Mapping[str, int]) -> None:
         """Do the pieces of one target that are not kept yet. A target whose weights are gone is trained first, and then

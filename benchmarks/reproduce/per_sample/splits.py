@@ -20,7 +20,7 @@ from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.records import Signals
 
 SPLITS = 5
-CLOSED, ADAM = "closed_form", "adam"
+WAYS = CLOSED, ADAM = ("closed_form", "adam")
 STATISTICS = {
     "log squared error": lambda e: np.log(np.maximum(e**2, SMALLEST_ERROR)),
     "squared error": np.square,
@@ -31,12 +31,10 @@ SCORES = ("loss", "gradient_norm", "influence", "newton")
 
 
 def run_splits(experiment: Experiment, job: Job) -> None:
-    """Fit and attack each split in both ways, and keep what the scores of 16 targets find. A CPU trains with Adam in a
-    small run alone."""
-    ways = (CLOSED, ADAM) if job.small or job.device.type == "cuda" else (CLOSED,)
-    makers = {f"{how}_{split}": partial(_one, experiment, split, how) for how in ways for split in range(SPLITS)}
+    """Fit and attack each split in both ways, and keep what the scores of 16 targets find."""
+    makers = {f"{how}_{split}": partial(_one, experiment, split, how) for how in WAYS for split in range(SPLITS)}
     records = _data(job, 0).records
-    job.save_pieces(makers, splits=SPLITS, ways=ways, records=records, l2=experiment.l2(records // 2))
+    job.save_pieces(makers, splits=SPLITS, ways=WAYS, records=records, l2=experiment.l2(records // 2))
 
 
 def _data(job: Job, split: int) -> Data:
