@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 import giveaway as ga
 from benchmarks.measuring import alone, cpu_timed, memory, read_options, reset_peak_memory, write_result
-from giveaway.linalg.dense import PairTiles
+from giveaway.linalg.dense import PairTiles, invert
 
 SETTINGS = {  # records, features, classes
     "A": (5_000, 64, 10),
@@ -49,6 +49,7 @@ def measure(setting: str, repeats: int, threads: int) -> dict:
     size = width * r
     operations = n * width * (width + 1) * r * (r + 1) + size**3
     shares = [operations / seconds / rate for seconds, rate in runs]
+    stages, counted = stage_shares(head, width, r * (r + 1) // 2, size)
     return {
         "setting": setting,
         "records": n,
@@ -61,24 +62,32 @@ def measure(setting: str, repeats: int, threads: int) -> dict:
         "share_of_gemm_rate": [round(share, 3) for share in shares],
         "median_share": round(statistics.median(shares), 3),
         "best_share": round(max(shares), 3),
-        **stage_shares(head, width, r * (r + 1) // 2),
+        **stages,
+        "rest_seconds": round(min(seconds for seconds, _ in runs) - counted, 3),
         "peak_megabytes": round(peak / 1e6, 1),
         "allowed_megabytes": round((2 * size**2 * 8 + 100e6) / 1e6, 1),
     }
 
 
-def stage_shares(head: ga.Head, d: int, p: int) -> dict:
-    """The best share of the product's rate that the curvature sums and the quadratic forms reach by themselves."""
+def stage_shares(head: ga.Head, d: int, p: int, size: int) -> tuple[dict[str, float], float]:
+    """The best share of the product's rate that the sums, the inverse and the forms reach by themselves, and their
+    seconds in one audit together."""
     x = head.window(slice(0, ROWS)).columns()
     v = torch.rand(p, x.shape[1], dtype=torch.float64)
-    tiles = PairTiles(d, p)
-    operations = x.shape[1] * d * (d + 1) * p
-    shares: dict[str, list[float]] = {"sums_share": [], "forms_share": []}
-    for _ in range(5):
-        for name, stage in (("sums_share", lambda: tiles.add(x, v)), ("forms_share", lambda: tiles.forms(x))):
-            rate = gemm_rate()
-            shares[name].append(operations / cpu_timed(stage)[1] / rate)
-    return {name: round(max(values), 3) for name, values in shares.items()}
+    tiles, windows = PairTiles(d, p), len(head.targets) / x.shape[1]
+    matrix = torch.rand(size, size, dtype=torch.float64).div_(size).fill_diagonal_(1.0)
+    matrix = (matrix + matrix.T).div_(2)
+    pairs = x.shape[1] * d * (d + 1) * p
+    shares, counted = {}, 0.0
+    for name, stage, operations, times in (
+        ("sums_share", lambda: tiles.add(x, v), pairs, windows),
+        ("inverse_share", lambda: invert(matrix.clone), size**3, 1),
+        ("forms_share", lambda: tiles.forms(x), pairs, windows),
+    ):
+        runs = [(gemm_rate(), cpu_timed(stage)[1]) for _ in range(5)]
+        shares[name] = round(max(operations / seconds / rate for rate, seconds in runs), 3)
+        counted += times * min(seconds for _, seconds in runs)
+    return shares, counted
 
 
 def made_head(n: int, d: int, m: int) -> ga.Head:

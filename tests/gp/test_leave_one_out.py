@@ -11,7 +11,6 @@ from scipy.spatial.distance import cdist
 from giveaway.gp import posterior as module
 from giveaway.gp.posterior import (
     fit,
-    invert_lower_,
     kernel_regression,
     leave_groups_out,
     leave_one_out,
@@ -99,15 +98,6 @@ def test_few_groups_are_solved_for_and_many_inverted_with_one_answer(monkeypatch
     torch.testing.assert_close(many.mean_change[:, 0], every.mean_change, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("n", [1, 5, 40, 41])
-def test_the_triangular_inverse(monkeypatch, n):
-    monkeypatch.setattr(module, "BASE", 4)
-    triangle = torch.tril(draw(n, n)) + 8.0 * torch.eye(n, dtype=torch.float64)
-    inverse = triangle.clone()
-    invert_lower_(inverse)
-    torch.testing.assert_close(inverse @ triangle, torch.eye(n, dtype=torch.float64), rtol=0, atol=1e-13)
-
-
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1.0, 1e6])
 def test_tiny_and_large_leverages_keep_their_digits(scale):
     n, noise = 12, 0.7
@@ -183,10 +173,12 @@ def kernel_refits(k, y, noise, names):
     return error
 
 
-def with_constant(k, y, noise, members=()):
+def with_constant(k, y, noise, members=(), **options):
     # above the diagonal nothing may be read
-    lower = torch.from_numpy(np.tril(k) + np.triu(np.full_like(k, np.nan), 1))
-    return left_out_errors(kernel_regression(lower, torch.from_numpy(y), noise, constant=True), members)
+    lower = torch.from_numpy(np.asfortranarray(np.tril(k) + np.triu(np.full_like(k, np.nan), 1)))
+    regression = kernel_regression(lower, torch.from_numpy(y), noise, constant=True, overwrite=True)
+    assert regression.factor.data_ptr() == lower.data_ptr()
+    return left_out_errors(regression, members, **options)
 
 
 def members_of(names):
@@ -271,6 +263,24 @@ def test_fifty_digits_say_the_same():
             solved = mpmath.lu_solve(system, right)
             guess = solved[6] + sum(mpmath.mpf(float(k[i, row])) * solved[a] for a, row in enumerate(others))
             assert float(with_constant(k, y, noise).error[i, 0]) == pytest.approx(float(y[i, 0] - guess), rel=1e-8)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-2, 1.0, 100.0])
+@pytest.mark.parametrize("strip", [7, 256])
+def test_an_inverse_of_single_precision_errs_less_than_single_distances_do(noise, strip, monkeypatch):
+    monkeypatch.setattr(module, "STRIP", strip)
+    x, k, y = laplace_data(300)
+    x[:20] = x[20:40]  # copies
+    k = np.exp(-cdist(x, x) / 1.7)
+    rounded = np.exp(-np.float32(cdist(x, x)) / np.float32(1.7)).astype(np.float64)
+    exact, single = with_constant(k, y, noise), with_constant(k, y, noise, single=True)
+    away = (single.error - exact.error).abs().numpy()
+    of_kernel = np.abs(kernel_refits(rounded, y, noise, np.arange(300)) - exact.error.numpy())
+    assert 0 < away.max() < of_kernel.max()
+    np.testing.assert_allclose(single.error, exact.error, rtol=2e-6, atol=0)
+    np.testing.assert_allclose(single.leverage, exact.leverage, rtol=0, atol=1e-6)
+    most = exact.leverage.argsort()[-30:]
+    np.testing.assert_allclose(single.leverage[most], exact.leverage[most], rtol=1e-5)
 
 
 def test_a_kernel_that_cannot_be_is_refused():

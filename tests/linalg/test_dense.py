@@ -13,6 +13,7 @@ from giveaway.linalg.dense import (
     PairTiles,
     cholesky_in_place,
     invert,
+    invert_lower_,
     top_eigenvalue,
     top_singular_value,
 )
@@ -255,26 +256,32 @@ def definite(n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n", [1, 2, 40, 100, 101, 257])
-def test_large_matrices_are_factored_and_inverted_by_blocks_in_their_own_memory(n, monkeypatch):
-    """With 17,000 rows SciPy's LAPACK ended the process: it is given pieces."""
-    asked, dpotrf = [], dense.lapack.dpotrf
-    monkeypatch.setattr(dense, "LAPACK_ROWS", 40)
-    monkeypatch.setattr(dense, "PIECE", 17)
-    monkeypatch.setattr(dense.lapack, "dpotrf", lambda a, **options: asked.append(len(a)) or dpotrf(a, **options))
+@pytest.mark.parametrize("block", [16, 100, 384])
+def test_matrices_are_factored_and_inverted_by_blocks_in_their_own_memory(n, block, monkeypatch):
+    monkeypatch.setattr(dense, "BLOCK", block)
     whole = definite(n)
-    matrix = (whole.tril() + 1e6 * torch.ones(n, n).triu(1)).T.contiguous().T  # above the diagonal nothing is read
-    place = matrix.data_ptr()
-    assert cholesky_in_place(matrix) == 0
-    assert matrix.data_ptr() == place
-    assert max(asked) <= 40
-    torch.testing.assert_close(matrix, torch.linalg.cholesky(whole), rtol=1e-9, atol=1e-12)
+    given = whole.T.clone(memory_format=torch.contiguous_format).T
+    given[torch.ones(n, n).triu(1) > 0] = torch.nan  # nothing is read there
+    matrix, place = given.clone(), given.data_ptr()
+    assert cholesky_in_place(given) == 0
+    assert given.data_ptr() == place
+    factor = torch.linalg.cholesky(whole)
+    torch.testing.assert_close(given, factor, rtol=1e-9, atol=1e-12)
+    assert cholesky_in_place(matrix, clean=False) == 0
+    apart = torch.arange(n)[:, None] // block < torch.arange(n) // block  # beside the blocks of the diagonal
+    torch.testing.assert_close(matrix[~apart], factor[~apart], rtol=1e-9, atol=1e-12)
+    assert matrix[apart].isnan().all()
+    invert_lower_(matrix)
+    inverse = torch.linalg.inv(factor)
+    torch.testing.assert_close(matrix[~apart], inverse[~apart], rtol=1e-9, atol=1e-10)
+    assert matrix[apart].isnan().all()
     upper = invert(whole.clone).upper.triu()
     torch.testing.assert_close(upper, torch.linalg.inv(whole).triu(), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("row", [3, 70, 99])
 def test_the_first_minor_that_is_not_definite_is_named_whatever_block_it_is_in(row, monkeypatch):
-    monkeypatch.setattr(dense, "LAPACK_ROWS", 20)
+    monkeypatch.setattr(dense, "BLOCK", 20)
     matrix = definite(100)
     matrix[row, row] = -1.0
     assert cholesky_in_place(matrix.T.contiguous().T) == row + 1

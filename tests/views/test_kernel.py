@@ -36,9 +36,11 @@ def test_distances_and_kernel_are_those_of_scipy(r, s, d, seed):
     np.testing.assert_allclose(laplace(a.double(), b.double(), 2.5).numpy(), np.exp(-expected / 2.5), rtol=1e-6)
 
 
+@pytest.mark.parametrize("others", [3, 8, 4096])
 @pytest.mark.parametrize(("n", "rows"), [(23, 4), (23, 23), (23, 1), (24, 8), (1, 5), (23, 512)])
-def test_the_lower_triangle_in_blocks(n, rows, monkeypatch):
+def test_the_lower_triangle_in_tiles(n, rows, others, monkeypatch):
     monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
+    monkeypatch.setattr(module, "OTHERS_AT_ONCE", others)
     x = draw(n, 5)
     x[n // 2] = x[0]
     made = laplace_matrix(x, 1.3)
@@ -46,6 +48,9 @@ def test_the_lower_triangle_in_blocks(n, rows, monkeypatch):
     assert made.dtype == torch.float64
     np.testing.assert_allclose(np.tril(made.numpy()), np.tril(expected), atol=2e-3)
     assert made.diagonal().eq(1.0).all()
+    if n > 1:
+        mean = pdist((x - x.mean(0)).double().numpy()).mean()
+        assert scaling_of(x, standardize=False).length == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.parametrize("d", [1, 4, 100, 3000])

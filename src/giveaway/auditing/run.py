@@ -178,7 +178,7 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator) / PROJECTIONS**0.5
     projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=head.device)
     for rows in head.slices(ROWS):
-        x = (head.features[rows].to(torch.float64) - mean) * scale
+        x = (head.features[rows].to(torch.float64) - mean).mul_(scale)
         projected[:, rows] = (x.to(kind) @ directions.to(head.device, kind)).T
     near, exact = np.zeros((2, head.n), dtype=bool)
     for k in range(PROJECTIONS):

@@ -11,14 +11,12 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, check_positive, fail
 from giveaway.gp.kernels import KernelLike, diagonal_of, kernel_matrix
-from giveaway.linalg.dense import cholesky_in_place
+from giveaway.linalg.dense import cholesky_in_place, invert_lower_
 from giveaway.text import OnStage, quiet
 
 EPS = torch.finfo(torch.float64).eps
 PROBES, POWERS = 4, 8  # of the estimate of the condition number
-BASE = 512  # rows of the triangles at which the recursive inverse stops
-STRIP = 256
-COLUMNS = 2048  # solved for at a time, for the copy that a solution is
+STRIP = 64  # rows or columns walked over at a time: memory that is used again, no new pages
 GATHERED = 1 << 24  # numbers gathered at a time for the blocks of groups
 NEGATIVE = 1e-8  # a leverage below −this is more than rounding wherever M is well conditioned
 QUERIES_TOGETHER = 256  # queries in one kernel call for the blocks K(Q_r, Q_r)
@@ -56,11 +54,11 @@ def kernel_regression(
     matrix: torch.Tensor, targets: torch.Tensor, noise: float, *, constant: bool = False, overwrite: bool = False
 ) -> KernelRegression:
     """Factor K + noise·I; only the lower half of `matrix` is read. LinAlgError where it is not positive definite. With
-    `overwrite` the factor takes the place of a matrix in column order."""
+    `overwrite` the factor takes the place of a matrix in column order, without zeros above: for `left_out_errors`."""
     diagonal = matrix.diagonal().clone()
     factor = matrix if overwrite else matrix.mT.clone(memory_format=torch.contiguous_format).mT
     factor.diagonal().add_(noise)
-    if (stopped := cholesky_in_place(factor)) != 0:
+    if (stopped := cholesky_in_place(factor, clean=not overwrite)) != 0:
         raise torch.linalg.LinAlgError(f"a matrix whose Cholesky factorization stops at record {stopped - 1}")
     right = torch.cat([targets, torch.ones_like(targets[:, :1])], dim=1) if constant else targets
     # unlike cholesky_solve, this makes no copy of the factor
@@ -256,10 +254,17 @@ def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> lis
     return results
 
 
-def left_out_errors(regression: KernelRegression, members: Sequence[torch.Tensor] = ()) -> LeftOutErrors:
+def left_out_errors(
+    regression: KernelRegression, members: Sequence[torch.Tensor] = (), *, single: bool = False
+) -> LeftOutErrors:
     """Leave out every record, or the groups `members` (B, s) by size; the factor is used up. LinAlgError where rounding
-    gave K a direction below −σ²/2."""
-    columns, precision, leverage = _inverse_columns(regression, overwrite=True)
+    gave K a direction below −σ²/2.
+
+    `single` inverts the factor in single precision, twice as fast: its error grows with the root of M's condition
+    number, that of a K made in single precision with the number itself. Groups, where copies cancel, need more.
+    """
+    assert not (single and members)
+    columns, precision, leverage = _inverse_columns(regression, used_up=True, single=single)
     if regression.noise * float(precision.max()) > 2.0:  # at most 1 of a kernel without negative directions
         raise torch.linalg.LinAlgError("the kernel has a direction below −σ²/2")
     error = regression.weights / precision.unsqueeze(1)
@@ -270,49 +275,42 @@ def left_out_errors(regression: KernelRegression, members: Sequence[torch.Tensor
     return LeftOutErrors(error, leverage.clamp_(0.0, 1.0))
 
 
-def invert_lower_(triangle: torch.Tensor) -> None:
-    """Invert a lower triangular matrix in place: n³/3 products, nearly all in large matrix operations."""
-    n = len(triangle)
-    if n <= BASE:
-        identity = torch.eye(n, dtype=triangle.dtype, device=triangle.device)
-        triangle.copy_(torch.linalg.solve_triangular(triangle, identity, upper=False))
-        return
-    half = n // 2
-    first, below, second = triangle[:half, :half], triangle[half:, :half], triangle[half:, half:]
-    for part in below.split(COLUMNS, 1):
-        part.copy_(torch.linalg.solve_triangular(second, part, upper=False))
-    for part in below.split(COLUMNS, 0):
-        part.copy_(torch.linalg.solve_triangular(first, part, upper=False, left=False).neg_())
-    invert_lower_(first)
-    invert_lower_(second)
+def _triangle(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a lower triangle in column order with zeros above it, in its own memory, as which numbers one wants."""
+    wide = matrix.T
+    rows = wide.view(dtype).view(-1)[: wide.numel()].view_as(wide)
+    for first in range(0, len(wide), STRIP):  # what is written lies before what is still to be read
+        part = wide[first : first + STRIP, first:].triu().to(dtype)
+        rows[first : first + STRIP, :first] = 0.0
+        rows[first : first + STRIP, first:] = part
+    return rows.T
 
 
 def _inverse_columns(
-    regression: KernelRegression, needed: torch.Tensor | None = None, *, overwrite: bool = False
+    regression: KernelRegression, needed: torch.Tensor | None = None, *, used_up: bool = False, single: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return columns of L⁻¹ as rows (u, n), [P]_ii and leverages 1 − σ²[P]_ii of the records `needed` (None: all)."""
+    """Return columns of L⁻¹ as rows (u, n), [P]_ii and leverages 1 − σ²[P]_ii of the records `needed` (None: all). A
+    factor that is used up is inverted in its own memory."""
     factor, noise = regression.factor, regression.noise
     n = len(factor)
     rows = torch.arange(n, device=factor.device) if needed is None else needed
     explained = factor.new_zeros(n)
     for j in range(0, n, STRIP):  # by strips of columns: factors come in column order, where rows are slow to walk
-        square = factor[j:, j : j + STRIP].square()
-        square.diagonal().zero_()
-        explained[j:] += square.sum(1)
-    each = torch.arange(len(rows), device=factor.device)
+        explained[j:] += factor[j:, j : j + STRIP].tril(-1).square_().sum(1)
+    squared = factor.diagonal()[rows].reciprocal().square()
     if 3 * len(rows) < n:
         unit = torch.zeros(n, len(rows), dtype=factor.dtype, device=factor.device)
-        unit[rows, each] = 1.0
+        unit[rows, torch.arange(len(rows), device=factor.device)] = 1.0
         columns = torch.linalg.solve_triangular(factor, unit, upper=False).T
     else:
-        work = factor if overwrite else factor.clone()
+        work = _triangle(factor, torch.float32 if single else factor.dtype) if used_up else factor.clone()
         invert_lower_(work)
         columns = work.T if len(rows) == n else work[:, rows].T
-    on_diagonal = columns[each, rows]
-    columns[each, rows] = 0.0
-    others = torch.linalg.vector_norm(columns, dim=1).square_()
-    columns[each, rows] = on_diagonal
-    squared = on_diagonal.square()
+    others = torch.empty_like(squared)
+    for at in torch.arange(len(rows), device=factor.device).split(STRIP):
+        squares = columns[at].to(torch.float64).square_()
+        squares[at - at[0], rows[at]] = 0.0
+        others[at] = squares.sum(1)
     precision = squared + others
     kept, left = noise * precision, regression.diagonal[rows] - explained[rows]
     leverage = torch.where(kept > 0.5, left * squared - noise * others, 1.0 - kept)

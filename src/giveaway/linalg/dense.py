@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from scipy.linalg import lapack
 
 from giveaway.linalg.processes import in_threads
 
 EPS, TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 ROWS = 512
-LAPACK_ROWS = 8_192  # at most, of SciPy's LAPACK: 17,000 (2.3 GB) ended the process
-PIECE = 2_048  # rows or columns that are worked on at a time, for the copies that they need
+BLOCK = 512  # rows of the triangles that are factored and inverted whole
 EXPANDED_BYTES = 1_100_000  # of one expanded tile: it should stay in the cache until the product has read it
 BATCHED_FROM = 8  # numbers a pair from which a batched product contracts faster
 EXPANDED_COLUMNS = 720  # of one product, at most: enough for the product to run at full speed
@@ -60,39 +58,54 @@ def invert(assemble: Callable[[], torch.Tensor]) -> Inverse:
 
 def cholesky_in_place(matrix: torch.Tensor, *, clean: bool = True) -> int:
     """Put the lower Cholesky factor in the place of a matrix in column order, of which only the lower triangle is read;
-    above it are zeros, or without `clean` anything: memory that nobody touched need not exist. Return 0, or the order
-    of the leading minor that is not positive definite."""
-    n, half = len(matrix), len(matrix) // 2
+    above it are zeros, or without `clean` what was there, beside the blocks of the diagonal: memory that nobody touched
+    need not exist. Return 0, or the order of the leading minor that is not positive definite."""
     if matrix.is_cuda:
         info = torch.empty(0, dtype=torch.int32, device=matrix.device)
         torch.linalg.cholesky_ex(matrix, out=(matrix, info))
         return int(info)
-    if n <= LAPACK_ROWS:  # SciPy's LAPACK is faster than torch's
-        square = matrix.T.contiguous()
-        stopped = int(lapack.dpotrf(square.numpy().T, lower=1, clean=int(clean), overwrite_a=1)[1])
-        if square.data_ptr() != matrix.data_ptr():
-            matrix.copy_(square.T)
-        return stopped
-    first, below, second = matrix[:half, :half], matrix[half:, :half], matrix[half:, half:]
-    if stopped := cholesky_in_place(first, clean=clean):
-        return stopped
-    for rows in below.split(PIECE):
-        rows.copy_(torch.linalg.solve_triangular(first.mT, rows, upper=True, left=False))
-    for i in range(0, n - half, PIECE):
-        second[i:, i : i + PIECE].addmm_(below[i:], below[i : i + PIECE].T, alpha=-1.0)
-    if clean:
-        matrix[:half, half:] = 0.0
-    stopped = cholesky_in_place(second, clean=clean)
-    return half + stopped if stopped else 0
+    # by columns, so that nearly all of it is one kind of large product, without a copy of what is there already
+    for start in range(0, len(matrix), BLOCK):
+        stop = min(start + BLOCK, len(matrix))
+        columns, size = matrix[start:, start:stop], stop - start
+        columns.addmm_(matrix[start:, :start], matrix[start:stop, :start].T, alpha=-1.0)
+        corner, stopped = torch.linalg.cholesky_ex(columns[:size])
+        if stopped:
+            return start + int(stopped)
+        columns[:size] = corner
+        for rows in columns[size:].split(ROWS):  # by pieces, whose memory is used again
+            rows.copy_(torch.linalg.solve_triangular(corner.mT, rows, upper=True, left=False))
+        if clean:
+            matrix[:start, start:stop] = 0.0
+    return 0
+
+
+def invert_lower_(triangle: torch.Tensor) -> None:
+    """Invert a lower triangular matrix in place, by products of blocks; beside the blocks of the diagonal nothing above
+    it is read or written."""
+    for start in range(0, len(triangle), BLOCK):
+        rows = triangle[start : start + BLOCK]
+        corner = rows[:, start : start + BLOCK]
+        identity = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+        corner.copy_(torch.linalg.solve_triangular(corner, identity, upper=False))
+        before = (corner @ rows[:, :start]).neg_()
+        for first in range(0, start, BLOCK):
+            rows[:, first : first + BLOCK] = before[:, first:] @ triangle[first:start, first : first + BLOCK]
 
 
 def _cholesky_inverse_in_place(matrix: torch.Tensor) -> bool:
-    if cholesky_in_place(matrix.T, clean=False) != 0:
+    """Put the inverse in the place of a matrix of which only the upper triangle is read and written."""
+    lower = matrix.T
+    if cholesky_in_place(lower, clean=False) != 0:
         return False
-    if matrix.is_cuda or len(matrix) > LAPACK_ROWS:
-        torch.cholesky_inverse(matrix.T, out=matrix.T)
+    if matrix.is_cuda:
+        torch.cholesky_inverse(lower, out=lower)
         return True
-    return bool(lapack.dpotri(matrix.numpy().T, lower=1, overwrite_c=1)[1] == 0)
+    invert_lower_(lower)
+    for start in range(0, len(lower), BLOCK):  # L⁻ᵀ L⁻¹, whose rows need no row of L⁻¹ that lies before them
+        stop = start + BLOCK
+        lower[start:stop, :stop] = lower[start:, start:stop].T @ lower[start:, :stop]
+    return True
 
 
 def _frobenius(matrix: torch.Tensor) -> float:
@@ -118,7 +131,7 @@ def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
     if len(matrices) == 1:
         return matrices[0, 0].abs()
     scale = matrices.abs().amax(dim=(0, 1)).clamp_min(TINY)
-    batch = (matrices / scale).permute(2, 0, 1)
+    batch = (matrices / scale).permute(2, 0, 1).contiguous()  # small matrices multiply slowly where they lie apart
     return scale * torch.linalg.eigvalsh(batch @ batch.mT)[:, -1].sqrt()
 
 
@@ -152,12 +165,13 @@ class PairTiles:
         width = min(d // 8, -(-EXPANDED_COLUMNS // p)) if self.expand_weights else d // 16
         count = d // max(4, width) or 1
         self.edges = [(d * i // count, d * (i + 1) // count) for i in range(count)]
-        self._sizes = [(d - s) * (e - s) for s, e in self.edges]
-        self.pairs = torch.zeros(sum(self._sizes), p, dtype=torch.float64, device=device)
+        sizes = [(d - s) * (e - s) for s, e in self.edges]
+        self.pairs = torch.zeros(sum(sizes), p, dtype=torch.float64, device=device)
+        pieces = zip(self.edges, self.pairs.split(sizes), strict=True)
+        self._tiles = [(s, e, piece.view(d - s, e - s, p)) for (s, e), piece in pieces]
 
     def __iter__(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        for (s, e), piece in zip(self.edges, self.pairs.split(self._sizes), strict=True):
-            yield s, e, piece.view(self.d - s, e - s, self.p)
+        return iter(self._tiles)
 
     def add(self, x: torch.Tensor, v: torch.Tensor) -> None:
         """Add the records x (d, c), v (p, c) to the sums; threads share the tiles among them."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_names, fail
+from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_names, fail, rows_at_a_time
 from giveaway.storage.arrays import array_digest, read_arrays
 from giveaway.storage.folder import MarkedFolder
 
@@ -142,17 +142,16 @@ def _digested(rows: Any, key: bytes) -> np.ndarray:
         distinct, where = np.unique(rows, return_inverse=True)
         return _hashed(distinct[:, None], key)[where.ravel()]
     count = len(rows) if isinstance(rows, list | tuple) else rows.shape[0]
-    starts = range(0, count, ROWS_PER_CHECK)
-    return np.concatenate([_hashed(rows[start : start + ROWS_PER_CHECK], key) for start in starts])
+    size = rows_at_a_time(rows) if hasattr(rows, "nbytes") else ROWS_PER_CHECK
+    return np.concatenate([_hashed(rows[start : start + size], key) for start in range(0, count, size)])
 
 
 def _hashed(block: Any, key: bytes) -> np.ndarray:
     if _is_text(block):
         cells = block.tolist() if isinstance(block, np.ndarray) else block
-        rows = [repr(row).encode("utf-8", "surrogatepass") for row in cells]
+        rows: Any = [repr(row).encode("utf-8", "surrogatepass") for row in cells]
     else:
         held = block.toarray() if hasattr(block, "toarray") else as_tensor("rows", block).cpu()
-        octets = (np.asarray(held, dtype=np.float32) + np.float32(0)).tobytes()  # −0 is 0
-        width = len(octets) // len(held)
-        rows = [octets[row * width : (row + 1) * width] for row in range(len(held))]
+        numbers = np.ascontiguousarray(held, dtype=np.float32) + np.float32(0)  # −0 is 0
+        rows = numbers.reshape(len(held), -1).view(np.uint8)
     return np.frombuffer(b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows), "<u8")

@@ -22,7 +22,7 @@ BLOCK = 1024  # rows of features made at a time
 PATCHES = 50_000  # that the covariance is taken from
 RIDGE = 0.01  # of the whitening, times the mean variance of a direction
 NOISE = 1e-3  # of the normalization, times the mean variance of a patch
-MAP_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 23}  # of the responses held by one thread: on a CPU, as its caches hold
+MAP_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 23}  # of the responses held by one thread: on a CPU, as its caches hold
 
 
 def image_features(images: Any, *, device: torch.device | str = "cpu") -> tuple[dict[str, Any], RecordFeatures]:
@@ -108,7 +108,7 @@ def patch_features(images: torch.Tensor, patches: Patches, cells: int) -> torch.
         response = functional.conv2d(x, kernel).mul_((variance + patches.noise).rsqrt_()).flatten(2)
         # relu(r − offset − t) = max(r, offset + t) − (offset + t), and so for the other sign
         out[start : start + step, 0] = (torch.maximum(response, high) @ average).sub_(high)
-        out[start : start + step, 1] = (torch.minimum(response, low) @ average).sub_(low).neg_()
+        out[start : start + step, 1] = (torch.minimum(response, low, out=response) @ average).sub_(low).neg_()
 
     in_threads(fill, range(0, len(images), step), images.device)
     return out.flatten(1)

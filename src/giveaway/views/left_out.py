@@ -21,8 +21,8 @@ SEED = 0  # of every draw
 SAMPLE = 4_096  # records that tell the columns' scale and the length
 NOISES = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # λ beside a kernel of 1 on the diagonal
 CHOSEN_ON = 3_000  # records, at random, on which λ is chosen: a variance, it does not grow with n
-ROWS_AT_ONCE = 512  # whose distances to the rows after them are made at a time
-COLUMNS_AT_ONCE = 1_024  # in float64
+ROWS_AT_ONCE, OTHERS_AT_ONCE = 512, 4_096  # whose distances are made at a time: memory that is used again, no new pages
+COLUMNS_AT_ONCE = 256  # in float64
 ROUNDING = 10.0  # of a squared distance, in units of the last place of the squared norm; measured: up to 8.4
 FOURIER = 1024  # columns, half of them cosines
 FOURIER_SAMPLE = 1000  # records whose distances give the length
@@ -60,7 +60,7 @@ class Scaling(NamedTuple):
 
     def apply(self, rows: torch.Tensor) -> torch.Tensor:
         """Bring rows (r, d) to the kernel's units, float32."""
-        return (rows.float() - self.shift) * self.scale
+        return (rows.float() - self.shift).mul_(self.scale)
 
 
 def scaling_of(sample: torch.Tensor, *, standardize: bool, shares: Sequence[tuple[int, float]] = ()) -> Scaling:
@@ -73,17 +73,20 @@ def scaling_of(sample: torch.Tensor, *, standardize: bool, shares: Sequence[tupl
         parts = zip(scale.split([columns for columns, _ in shares]), shares, strict=True)
         scale = torch.cat([part * (share / max(1, int((part > 0).sum()))) ** 0.5 for part, (_, share) in parts])
     scaling = Scaling(shift.float(), scale.float(), 1.0)
-    blocks = (part.triu(1).sum(dtype=torch.float64) for _, part in triangle(scaling.apply(sample)))
+    tiles = triangle(scaling.apply(sample))
+    blocks = (part.triu(1 + own.start - others.start).sum(dtype=torch.float64) for own, others, part in tiles)
     pairs = len(sample) * (len(sample) - 1) / 2
     return scaling._replace(length=float(sum(blocks)) / max(1.0, pairs) or 1.0)
 
 
-def triangle(rows: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Walk over distances between rows (n, d) by blocks of rows: each block's own, (b, n − start), from its first."""
-    norms = rows.square().sum(1)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        place = slice(start, min(start + ROWS_AT_ONCE, len(rows)))
-        yield place, _distances(rows[place], rows[start:], norms[place], norms[start:])
+def triangle(rows: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Walk over distances of rows (n, d) from themselves and those after them, by tiles: rows, others, distances."""
+    n, norms = len(rows), torch.cat([part.square().sum(1) for part in rows.split(ROWS_AT_ONCE)])
+    for start in range(0, n, ROWS_AT_ONCE):
+        own = slice(start, min(start + ROWS_AT_ONCE, n))
+        for first in range(start, n, OTHERS_AT_ONCE):
+            others = slice(first, min(first + OTHERS_AT_ONCE, n))
+            yield own, others, _distances(rows[own], rows[others], norms[own], norms[others])
 
 
 def distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -103,12 +106,13 @@ def laplace(a: torch.Tensor, b: torch.Tensor, length: float) -> torch.Tensor:
 
 
 def laplace_matrix(rows: torch.Tensor, length: float, on_stage: OnStage = quiet) -> torch.Tensor:
-    """Return the lower triangle of the kernel of scaled rows (n, d): (n, n) in column order, float64, diagonal 1."""
+    """Return the lower triangle of the kernel of scaled rows (n, d): (n, n) in column order, float64, diagonal 1; above
+    it is memory that need not exist."""
     n = len(rows)
-    out = torch.zeros(n, n, dtype=torch.float64, device=rows.device)
-    for place, apart in triangle(rows):
-        out[place, place.start :] = apart.mul_(-1.0 / length).exp_()
-        on_stage("second view, kernel", n**2 - (n - place.stop) ** 2, n**2)
+    out = torch.empty(n, n, dtype=torch.float64, device=rows.device)
+    for own, others, apart in triangle(rows):
+        out[own, others] = apart.mul_(-1.0 / length).exp_()
+        on_stage("second view, kernel", n**2 - (n - own.stop) ** 2, n**2)
     out.fill_diagonal_(1.0)
     return out.T
 
@@ -306,7 +310,9 @@ def errors_of_rows(
             on_stage("second view, factoring the kernel", 0, 2)
             regression = kernel_regression(kernel, targets, noise, constant=True, overwrite=True)
             on_stage("second view, factoring the kernel", 1, 2)
-            return left_out_errors(regression, members), noise
+            # distances are of single precision; a GPU is as fast in double
+            single = not members and not kernel.is_cuda
+            return left_out_errors(regression, members, single=single), noise
         except torch.linalg.LinAlgError:
             if noise >= NOISES[-1]:
                 raise

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import ROWS_PER_CHECK, as_tensor, fail
+from giveaway.checks import ROWS_PER_CHECK, as_tensor, fail, rows_at_a_time
 from giveaway.gp.ridge import column_scale
 from giveaway.records.rows import LazyRows
 from giveaway.views.left_out import RecordFeatures
@@ -37,10 +37,11 @@ def table_features(inputs: Any) -> tuple[dict[str, Any], RecordFeatures]:
 def column_scaling(rows: torch.Tensor | LazyRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the columns' means and 1 / deviation (0 for constant ones) in one pass, blocks merged as Chan does."""
     mean = squares = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    for n in range(0, len(rows), ROWS_PER_CHECK):
-        block = rows[n : n + ROWS_PER_CHECK].to(torch.float64)
+    size = rows_at_a_time(rows)
+    for n in range(0, len(rows), size):
+        block = rows[n : n + size].to(torch.float64)
         centre = block.mean(0)
-        variance = (block - centre).square().mean(0)
+        variance = (block - centre).square_().mean(0)
         share = len(block) / (n + len(block))
         squares = squares + len(block) * variance + n * share * (centre - mean).square()
         mean = mean + share * (centre - mean)
