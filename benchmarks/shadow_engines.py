@@ -28,7 +28,7 @@ import giveaway as ga
 from benchmarks.measuring import ROOT, digits, read_options, timed, write_parts
 from giveaway.attacks.shadow_store import seconds_in
 
-MODELS, SLICE, RECORDS, EPOCHS, SLICE_EPOCHS = 32, 16, 5_000, 150, 450
+MODELS, SLICE, RECORDS, EPOCHS, SLICE_EPOCHS = 32, 16, 5_000, 150, 900
 SMALL = {"MODELS": 8, "SLICE": 4, "RECORDS": 300, "EPOCHS": 3, "SLICE_EPOCHS": 3}
 
 
