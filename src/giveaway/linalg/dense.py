@@ -11,7 +11,7 @@ from giveaway.linalg.processes import in_threads
 
 EPS, TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 ROWS = 512
-BLOCK = 512  # rows of the triangles that are factored and inverted whole
+BLOCK, GPU_BLOCK = 512, 2_048  # rows of the triangles that are factored and inverted whole; a GPU needs large products
 EXPANDED_BYTES = 1_100_000  # of one expanded tile: it should stay in the cache until the product has read it
 BATCHED_FROM = 8  # numbers a pair from which a batched product contracts faster
 EXPANDED_COLUMNS = 720  # of one product, at most: enough for the product to run at full speed
@@ -83,14 +83,15 @@ def cholesky_in_place(matrix: torch.Tensor, *, clean: bool = True) -> int:
 def invert_lower_(triangle: torch.Tensor) -> None:
     """Invert a lower triangular matrix in place, by products of blocks; beside the blocks of the diagonal nothing above
     it is read or written."""
-    for start in range(0, len(triangle), BLOCK):
-        rows = triangle[start : start + BLOCK]
-        corner = rows[:, start : start + BLOCK]
+    block = GPU_BLOCK if triangle.is_cuda else BLOCK
+    for start in range(0, len(triangle), block):
+        rows = triangle[start : start + block]
+        corner = rows[:, start : start + block]
         identity = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
         corner.copy_(torch.linalg.solve_triangular(corner, identity, upper=False))
         before = (corner @ rows[:, :start]).neg_()
-        for first in range(0, start, BLOCK):
-            rows[:, first : first + BLOCK] = before[:, first:] @ triangle[first:start, first : first + BLOCK]
+        for first in range(0, start, block):
+            rows[:, first : first + block] = before[:, first:] @ triangle[first:start, first : first + block]
 
 
 def _cholesky_inverse_in_place(matrix: torch.Tensor) -> bool:
