@@ -312,35 +312,41 @@ class _Trainer:
 
 def _epochs(trainers: Sequence[_Trainer], epochs: int) -> Iterator[int]:
     """Train, and yield the number of each epoch when it has ended."""
-    streams = [torch.cuda.Stream() for _ in trainers] if trainers[0].step.is_cuda else []
-
-    def one_after_the_other() -> None:
-        for trainer in trainers:
-            trainer.advance()
-
-    def side_by_side() -> None:
-        here = torch.cuda.current_stream()
-        for trainer, stream in zip(trainers, streams, strict=True):
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                trainer.advance()
-        for stream in streams:
-            here.wait_stream(stream)
+    run = side_by_side([trainer.advance for trainer in trainers], trainers[0].step.device)
 
     def optimizer_state() -> list[torch.Tensor]:
         held = (state for trainer in trainers for state in trainer.optimizer.state.values())
         return [value for state in held for value in state.values() if torch.is_tensor(value)]
 
-    run = one_after_the_other
-    if streams:
+    if trainers[0].step.is_cuda:
         ensembles = [(*t.ensemble.parameters, *t.ensemble.buffers, t.step, t.seen) for t in trainers]
-        run = captured(side_by_side, [tensor for ensemble in ensembles for tensor in ensemble], optimizer_state)
+        run = captured(run, [tensor for ensemble in ensembles for tensor in ensemble], optimizer_state)
     for epoch in range(epochs):
         for trainer in trainers if epoch else ():
             trainer.order.copy_(trainer.batches.epoch())
         for _ in range(trainers[0].batches.steps):
             run()
         yield epoch
+
+
+def side_by_side(steps: Sequence[Callable[[], None]], device: torch.device) -> Callable[[], None]:
+    """Return what takes all the steps: on a GPU each on a stream of its own, elsewhere one after the other."""
+    streams = [torch.cuda.Stream() for _ in steps] if device.type == "cuda" else []
+
+    def one_after_the_other() -> None:
+        for step in steps:
+            step()
+
+    def at_once() -> None:
+        here = torch.cuda.current_stream()
+        for step, stream in zip(steps, streams, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                step()
+        for stream in streams:
+            here.wait_stream(stream)
+
+    return at_once if streams else one_after_the_other
 
 
 def captured(

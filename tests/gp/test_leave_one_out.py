@@ -285,6 +285,26 @@ def test_an_inverse_of_single_precision_errs_less_than_single_distances_do(noise
     np.testing.assert_allclose(single.leverage[most], exact.leverage[most], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["copies", "near copies", "cluster", "one copied often", "far out"])
+def test_an_inverse_of_single_precision_bears_kernels_that_are_hard(kind):
+    n, rng = 1_500, np.random.default_rng(0)
+    x = rng.normal(size=(n, 40))
+    if kind.endswith("copies"):
+        x[n // 2 :] = x[: n // 2] + (1e-3 * rng.normal(size=(n // 2, 40)) if kind == "near copies" else 0.0)
+    if kind == "cluster":
+        x[: n - 200] = x[0] + 1e-2 * rng.normal(size=(n - 200, 40))
+    if kind == "one copied often":
+        x[:1_000] = x[0]
+    if kind == "far out":
+        x[:20] *= 1e4
+    apart = cdist(x, x)
+    k, y = np.exp(-apart / apart.mean()), rng.normal(size=(n, 2))
+    exact, single = with_constant(k, y, 1e-4), with_constant(k, y, 1e-4, single=True)
+    scale = float(exact.error.abs().max())
+    np.testing.assert_allclose(single.error / scale, exact.error / scale, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(single.leverage, exact.leverage, rtol=0, atol=1e-5)
+
+
 def test_a_kernel_that_cannot_be_is_refused():
     k = torch.eye(5, dtype=torch.float64)
     k[0, 0] = -1.0

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import sparse
 
+from giveaway.records import row_digests
 from giveaway.records.row_digests import RowDigests
 from tests.conftest import refused
 
@@ -37,6 +38,15 @@ def of(**contents: object) -> dict[str, list[int]]:
 def test_what_holds_the_inputs_does_not_matter(one, other):
     assert of(inputs=one) == of(inputs=other)
     assert len(of(inputs=one)) == 1
+
+
+@pytest.mark.parametrize("inputs", [sparse.csr_matrix(X), X, torch.from_numpy(X), TEXTS])
+def test_wide_rows_are_read_a_few_at_a_time(inputs, monkeypatch):
+    whole, sizes, hashed = of(inputs=inputs), [], row_digests._hashed
+    monkeypatch.setattr(row_digests, "CHECK_BYTES", 2 * 4 * X.shape[1])
+    monkeypatch.setattr(row_digests, "_hashed", lambda block, key: sizes.append(block) or hashed(block, key))
+    assert of(inputs=inputs) == whole
+    assert len(sizes) == (2 if inputs is TEXTS else 4)
 
 
 def test_targets_are_classes_where_they_are_whole_numbers():

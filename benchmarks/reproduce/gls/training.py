@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.networks import Top
-from benchmarks.stacked import captured
+from benchmarks.stacked import captured, side_by_side
 from giveaway.records import LossTrace
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -234,28 +234,13 @@ class Trainer:
     def _step_of(self, lanes: Sequence[_Lane]) -> Callable[[], None]:
         """Return what takes one step with each of these models; on a GPU a graph, recorded when first asked for."""
 
-        def one_after_the_other() -> None:
-            for lane in lanes:
-                lane.step()
-
-        def side_by_side() -> None:
-            here = torch.cuda.current_stream()
-            for lane, stream in zip(lanes, streams, strict=True):
-                stream.wait_stream(here)
-                with torch.cuda.stream(stream):
-                    lane.step()
-            for stream in streams:
-                here.wait_stream(stream)
-
         def momenta() -> list[torch.Tensor]:
             return [tensor for lane in lanes for tensor in lane.momenta()]
 
-        if not self.on_gpu:
-            return one_after_the_other
         if len(lanes) not in self._steps:
-            streams = [torch.cuda.Stream() for _ in lanes]
+            step = side_by_side([lane.step for lane in lanes], self.device)
             state = [tensor for lane in lanes for tensor in (*lane.model.parameters(), *lane.model.buffers())]
-            self._steps[len(lanes)] = captured(side_by_side, state, momenta)
+            self._steps[len(lanes)] = captured(step, state, momenta) if self.on_gpu else step
         return self._steps[len(lanes)]
 
     def _laid_out(self, images: np.ndarray) -> torch.Tensor:

@@ -4,6 +4,7 @@ An audit and signals have a keyed digest for each record, so that the rows that 
 the audit's folder: without it nobody can look up a guess. A trace has one digest of all ids and one of all targets.
 """
 
+import math
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_names, fail, rows_at_a_time
+from giveaway.checks import CHECK_BYTES, ROWS_PER_CHECK, as_tensor, check_names, fail
 from giveaway.storage.arrays import array_digest, read_arrays
 from giveaway.storage.folder import MarkedFolder
 
@@ -142,7 +143,8 @@ def _digested(rows: Any, key: bytes) -> np.ndarray:
         distinct, where = np.unique(rows, return_inverse=True)
         return _hashed(distinct[:, None], key)[where.ravel()]
     count = len(rows) if isinstance(rows, list | tuple) else rows.shape[0]
-    size = rows_at_a_time(rows) if hasattr(rows, "nbytes") else ROWS_PER_CHECK
+    width = math.prod(getattr(rows, "shape", ())[1:])  # sparse rows are made dense, a few at a time
+    size = max(1, min(ROWS_PER_CHECK, CHECK_BYTES // (4 * max(1, width))))
     return np.concatenate([_hashed(rows[start : start + size], key) for start in range(0, count, size)])
 
 
