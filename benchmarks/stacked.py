@@ -4,7 +4,8 @@ Each model has its own half of the records, its own first parameters and its own
 seed; what a model without dropout becomes does not depend on its neighbours beyond rounding, as long as all are trained
 on equally many records (the largest sets the number of steps). The gradient of the summed losses with respect to
 stacked parameters is each model's own gradient, and the optimizers of torch work number by number, so that they serve
-stacked parameters as they are. On a GPU a whole step is one captured CUDA graph, so that the host does not hold it up.
+stacked parameters as they are. On a GPU a whole step is one captured CUDA graph, so that the host does not hold it up;
+later models train in the memory of earlier ones, with the same graph, as long as their batches are of the same shape.
 Convolutions with stacked weights are slow: such models can be trained side by side instead, unstacked, each on a stream
 of its own, all in one graph.
 """
@@ -153,13 +154,14 @@ def train_stacked(
     """Train one model for each row of `membership` (M, N) and yield (row number, its outputs on all inputs).
 
     `make_model()` builds a model with torch's global random numbers, which are set from the model's seed for that call
-    and put back. `inputs` may have more rows than `membership` has columns: those are predicted, never trained on.
-    Models are trained in groups of `models_at_once` neighbouring rows; with `numbers`, only groups that hold one of
-    them are trained (and come out whole), so that on a CPU a resumed run gives the bits of an uninterrupted one.
-    Dropout draws from the seed of the group's first model. With `stack=False` the models of a group run side by side on
-    a GPU, one after the other on a CPU. `on_trained(row number, state)` is given each model's trained state, on the
-    CPU. `on_epoch(row number, epoch, losses, evaluate)` is given after every epoch the losses as training computed
-    them, one a row of `inputs`, NaN for rows that the model did not use; `evaluate()` gives the outputs on all inputs.
+    and put back; models may differ in parameters and buffers alone. `inputs` may have more rows than `membership` has
+    columns: those are predicted, never trained on. Models are trained in groups of `models_at_once` neighbouring rows;
+    with `numbers`, only groups that hold one of them are trained (and come out whole), so that on a CPU a resumed run
+    gives the bits of an uninterrupted one. Dropout draws from the seed of the group's first model. With `stack=False`
+    the models of a group run side by side on a GPU, one after the other on a CPU. `on_trained(row number, state)` is
+    given each model's trained state, on the CPU. `on_epoch(row number, epoch, losses, evaluate)` is given after every
+    epoch the losses as training computed them, one a row of `inputs`, NaN for rows that the model did not use;
+    `evaluate()` gives the outputs on all inputs.
     """
     x, y = as_tensor("inputs", inputs).to(device), as_tensor("targets", targets).to(device)
     check_finite("inputs", x)
@@ -169,25 +171,27 @@ def train_stacked(
     wanted = set(range(len(members)) if numbers is None else numbers)
     sizes = members.sum(axis=1)
     steps = min(math.ceil(sizes.max() / training.batch_size), int(sizes.min()))  # no batch is empty
+    engine: _Engine | None = None
     for first in range(0, len(members), models_at_once):
         group = range(first, min(first + models_at_once, len(members)))
         if wanted.isdisjoint(group):
             continue
-        models = [seeded_model(make_model, seeds[number]).to(x.device) for number in group]
-        together = stack and len(models) > 1
-        trainers: dict[tuple[int, ...], _Trainer] = {}
+        parts = [group] if stack else [range(number, number + 1) for number in group]
+        models = [[seeded_model(make_model, seeds[number]).to(x.device) for number in rows] for rows in parts]
+        batches = [
+            EpochBatches([np.flatnonzero(row) for row in members[rows]], steps, [seeds[n] for n in rows], x.device)
+            for rows in parts
+        ]
         with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-            torch.manual_seed(seeds[first])
-            for rows in [tuple(group)] if together else [(number,) for number in group]:
-                own = [np.flatnonzero(members[number]) for number in rows]
-                batches = EpochBatches(own, steps, [seeds[number] for number in rows], x.device)
-                ensemble = _Stacked(models) if together else _Single(models[rows[0] - first], training.compiled)
-                trainers[rows] = _Trainer(ensemble, x, y, batches, training)
-            for epoch in _epochs(list(trainers.values()), training.epochs):
+            if engine is None or not engine.fits(batches):
+                engine = None  # gives its memory back before another takes as much
+                engine = _Engine([_Trainer(*own, x, y, training) for own in zip(models, batches, strict=True)])
+            torch.manual_seed(seeds[first])  # after a graph's warm-ups, which draw too
+            for epoch in engine.epochs(models, batches, training.epochs):
                 if on_epoch is not None:
-                    for rows, trainer in trainers.items():
+                    for rows, trainer in zip(parts, engine.trainers, strict=True):
                         _tell(on_epoch, rows, epoch, trainer)
-        for rows, trainer in trainers.items():
+        for rows, trainer in zip(parts, engine.trainers, strict=True):
             outputs = trainer.outputs()
             for place, number in enumerate(rows):
                 if on_trained is not None:
@@ -224,7 +228,7 @@ class _Stacked:
         learned = {name for name, value in models[0].named_parameters() if value.requires_grad}
         self._parameters = {name: value.detach().requires_grad_(name in learned) for name, value in stacked.items()}
         self.parameters = [self._parameters[name] for name in self._parameters if name in learned]
-        self.buffers = list(self._buffers.values())
+        self.tensors = [*self._parameters.values(), *self._buffers.values()]
 
     def state_of(self, place: int) -> State:
         held = {**self._parameters, **self._buffers}
@@ -248,7 +252,7 @@ class _Single:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._fused = torch.compile(model, dynamic=False) if compiled and self._on_gpu else model
         self.parameters = [value for value in model.parameters() if value.requires_grad]
-        self.buffers = list(model.buffers())
+        self.tensors = [value.detach()[None] for value in (*model.parameters(), *model.buffers())]
 
     def state_of(self, place: int) -> State:
         return self.module.state_dict()
@@ -264,8 +268,9 @@ class _Trainer:
     """Trains one ensemble a step at a time without a word from the host: all that changes is on the device."""
 
     def __init__(
-        self, ensemble: _Stacked | _Single, x: torch.Tensor, y: torch.Tensor, batches: EpochBatches, training: Training
+        self, models: Sequence[nn.Module], batches: EpochBatches, x: torch.Tensor, y: torch.Tensor, training: Training
     ) -> None:
+        ensemble = _Stacked(models) if len(models) > 1 else _Single(models[0], training.compiled)
         ensemble.module.train(True)
         self.ensemble, self._x, self._y, self.batches, self._training = ensemble, x, y, batches, training
         self._records = (lambda which, seeds, step: x[which]) if training.augment is None else training.augment(x)
@@ -274,16 +279,33 @@ class _Trainer:
         self._rate = self._rates[0].clone()
         self.optimizer = training.optimizer_of(ensemble.parameters, self._rate)
         self._losses = torch.vmap(training.losses)
-        self._weights = batches.weights.to(ensemble.parameters[0].dtype)
-        self.order = batches.epoch()
+        self._weights = torch.zeros_like(batches.weights, dtype=ensemble.parameters[0].dtype)
+        self._seeds = torch.zeros_like(batches.seeds)
+        self.order = torch.zeros_like(batches.weights, dtype=torch.long)
         self.step = torch.zeros(1, dtype=torch.long, device=x.device)
-        self.seen = torch.full((ensemble.models, len(x) + 1), torch.nan, device=x.device)  # of no record last
+        self.seen = torch.empty(ensemble.models, len(x) + 1, device=x.device)  # of no record last
+
+    @torch.no_grad()
+    def start(self, models: Sequence[nn.Module], batches: EpochBatches) -> None:
+        """Begin with these models and batches, copied into the memory that the step, captured or not, reads."""
+        self.batches = batches
+        for place, model in enumerate(models):
+            for tensor, first in zip(self.ensemble.tensors, (*model.parameters(), *model.buffers()), strict=True):
+                tensor[place].copy_(first)
+        self._weights.copy_(batches.weights)
+        self._seeds.copy_(batches.seeds)
+        self.order.copy_(batches.epoch())
+        for state in self.optimizer.state.values():
+            for tensor in filter(torch.is_tensor, state.values()):
+                tensor.zero_()
+        self.step.zero_()
+        self.seen.fill_(torch.nan)
 
     def advance(self) -> None:
         self._rate.copy_(self._rates[self.step % len(self._rates)][0])
         now = self.step % self.batches.steps
         which, weight = (per_step.index_select(1, now)[:, 0] for per_step in (self.order, self._weights))
-        inputs = self._records(which, self.batches.seeds, self.step)
+        inputs = self._records(which, self._seeds, self.step)
         with self._training.autocast(inputs.device):
             per_record = self._losses(self.ensemble(inputs), self._y[which])
         if per_record.shape != weight.shape:
@@ -310,23 +332,31 @@ class _Trainer:
         return torch.cat(each, dim=1)
 
 
-def _epochs(trainers: Sequence[_Trainer], epochs: int) -> Iterator[int]:
-    """Train, and yield the number of each epoch when it has ended."""
-    run = side_by_side([trainer.advance for trainer in trainers], trainers[0].step.device)
+class _Engine:
+    """Trains groups of models, one group after another: all trainers take a step at once, on a GPU in one graph."""
 
-    def optimizer_state() -> list[torch.Tensor]:
-        held = (state for trainer in trainers for state in trainer.optimizer.state.values())
-        return [value for state in held for value in state.values() if torch.is_tensor(value)]
+    def __init__(self, trainers: Sequence[_Trainer]) -> None:
+        self.trainers = trainers
+        self._step = side_by_side([trainer.advance for trainer in trainers], trainers[0].step.device)
+        if trainers[0].step.is_cuda:
+            tensors = [tensor for trainer in trainers for tensor in trainer.ensemble.tensors]
+            self._step = captured(self._step, tensors, tuple)  # all else is set when training starts
 
-    if trainers[0].step.is_cuda:
-        ensembles = [(*t.ensemble.parameters, *t.ensemble.buffers, t.step, t.seen) for t in trainers]
-        run = captured(run, [tensor for ensemble in ensembles for tensor in ensemble], optimizer_state)
-    for epoch in range(epochs):
-        for trainer in trainers if epoch else ():
-            trainer.order.copy_(trainer.batches.epoch())
-        for _ in range(trainers[0].batches.steps):
-            run()
-        yield epoch
+    def fits(self, batches: Sequence[EpochBatches]) -> bool:
+        return [trainer.order.shape for trainer in self.trainers] == [each.weights.shape for each in batches]
+
+    def epochs(
+        self, models: Sequence[Sequence[nn.Module]], batches: Sequence[EpochBatches], epochs: int
+    ) -> Iterator[int]:
+        """Train these models, and yield the number of each epoch when it has ended."""
+        for trainer, part, each in zip(self.trainers, models, batches, strict=True):
+            trainer.start(part, each)
+        for epoch in range(epochs):
+            for trainer in self.trainers if epoch else ():
+                trainer.order.copy_(trainer.batches.epoch())
+            for _ in range(batches[0].steps):
+                self._step()
+            yield epoch
 
 
 def side_by_side(steps: Sequence[Callable[[], None]], device: torch.device) -> Callable[[], None]:

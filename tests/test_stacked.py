@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import stacked
+from benchmarks.recipes import Augment
 from benchmarks.stacked import EpochBatches, Training, train_stacked
 from torch import nn
 
@@ -84,10 +85,11 @@ def test_every_model_is_as_trained_alone(training, at_once, stack):
 @pytest.mark.parametrize("stack", [True, False])
 @pytest.mark.parametrize("make", [mlp, with_batch_norm])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_gpu_trains_the_same_models(stack, make, optimizer):
+@pytest.mark.parametrize("at_once", [2, 4])
+def test_a_gpu_trains_the_same_models(stack, make, optimizer, at_once):
     inputs, targets = data((5,) if make is mlp else (2, 4, 4))
     training = Training(3, 8, optimizer, 1e-2, weight_decay=1e-2, schedule="cosine")
-    options = {"seeds": SEEDS, "models_at_once": 4, "stack": stack}
+    options = {"seeds": SEEDS, "models_at_once": at_once, "stack": stack}
     here = dict(train_stacked(make, inputs, targets, MEMBERS, training, **options))
     there = dict(train_stacked(make, inputs, targets, MEMBERS, training, device="cuda", **options))
     for number in range(MODELS):
@@ -156,6 +158,42 @@ def test_a_group_with_a_missing_model_comes_out_whole_and_bit_for_bit():
     assert sorted(part) == [2, 3]
     for number in part:
         np.testing.assert_array_equal(part[number], whole[number])
+
+
+@pytest.mark.parametrize("stack", [True, False])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_later_group_in_the_memory_of_an_earlier_one_trains_as_it_does_alone(monkeypatch, stack, optimizer):
+    engines, engine = [], stacked._Engine
+    monkeypatch.setattr(stacked, "_Engine", lambda trainers: engines.append(1) or engine(trainers))
+    augment = Augment(crop=False)
+    training = Training(3, 8, optimizer, 0.1, momentum=0.9, schedule="one_cycle", augment=augment)
+    members = MEMBERS[:5].copy()
+    members[2, members[2].argmax()] = False  # one record less: smaller batches of the same width
+
+    def make():
+        return nn.Sequential(nn.Dropout(0.2), *with_batch_norm())
+
+    def trained(numbers):
+        kept = {number: [] for number in range(5)}
+        options = {
+            "numbers": numbers,
+            "models_at_once": 2,
+            "stack": stack,
+            "on_epoch": lambda number, epoch, losses, evaluate: kept[number].extend((losses, evaluate())),
+            "on_trained": lambda number, state: kept[number].extend(state.values()),
+        }
+        given = make, *data((2, 4, 4)), members, training
+        for number, outputs in train_stacked(*given, seeds=SEEDS[:5], **options):
+            kept[number].append(outputs)
+        return kept
+
+    whole = trained(None)
+    assert len(engines) == 2  # one for two groups of two models, one for the last model
+    for group in ([0, 1], [2, 3], [4]):
+        alone = trained(group)
+        for number in group:
+            for found, expected in zip(whole[number], alone[number], strict=True):
+                np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -134,10 +134,9 @@ class _OnSphere(Mapped):
 class _UnitNNGP(NNGP):
     """Variances of 1 but for rounding are 1: where that fixed point is unstable, as GELU's is, rounding would grow."""
 
-    def _enter(self, layer: Any, *moments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        qx, qz, c = super()._enter(layer, *moments)
-        qx, qz = (torch.where((q - 1.0).abs() < ROUNDING, 1.0, q) for q in (qx, qz))
-        return qx, qz, c
+    def _variance(self, layer: Any, q: torch.Tensor) -> torch.Tensor:
+        variance = super()._variance(layer, q)
+        return torch.where((variance - 1.0).abs() < ROUNDING, 1.0, variance)
 
 
 def critical_variances(activation: str | Activation) -> tuple[float, float]:
