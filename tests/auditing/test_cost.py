@@ -165,17 +165,19 @@ def test_a_view_is_priced_from_features_products_and_factors_that_were_timed(
     n, kind, product, factor, expected, monkeypatch
 ):
     monkeypatch.setattr(module, "calibrate", lambda *_: product)
-    monkeypatch.setattr(module, "_factoring", lambda place: factor)
+    monkeypatch.setattr(module, "_factoring", lambda *given: factor)
     monkeypatch.setattr(module, "_quickest", lambda work, place: 256.0)
     cost = price_view(made_features(n, 50), kind, torch.device("cpu"))
     assert cost.seconds == pytest.approx(expected, rel=1e-6)
     assert (cost.records, cost.timed) == (n, 256)
     if kind == "images" and n == 6_000:
-        assert cost.bytes == int(8 * 1.5 * n**2) + 4 * n * 50  # the factor, copies, and the features
+        assert cost.bytes == int(8 * 0.85 * n**2) + 4 * n * 50  # the factor, what lives beside it, and the features
+        grouped = price_view(made_features(n, 50), kind, torch.device("cpu"), grouped=True)
+        assert grouped.bytes == 8 * 1.5 * n**2 + 4 * n * 50
 
 
 def test_a_process_is_priced_from_a_kernel_of_some_records(monkeypatch):
-    monkeypatch.setattr(module, "_factoring", lambda place: 1e-6)
+    monkeypatch.setattr(module, "_factoring", lambda *given: 1e-6)
     seen = []
 
     def quickest(work, place):

@@ -196,7 +196,10 @@ def test_exact_while_it_fits_and_landmarks_beyond(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "EXACT_UP_TO", 29)
         assert left_out(held(x), y).report["method"] == "landmarks"
-    monkeypatch.setattr(module, "available_memory", lambda: 1.5 * 8 * 30 * 30 - 1)
+    monkeypatch.setattr(module, "available_memory", lambda: 8 * 30 * 30)
+    assert left_out(held(x), y).report["method"] == "exact"
+    assert left_out(held(x), y, groups=torch.arange(30) // 2).report["method"] == "landmarks"  # wants more
+    monkeypatch.setattr(module, "available_memory", lambda: 0.85 * 8 * 30 * 30 - 1)
     assert left_out(held(x), y).report["method"] == "landmarks"
     report = left_out(held(x), y, exact=True, device=torch.device("cpu")).report
     assert set(report) == {"kernel", "length", "method", "noise", "noise_chosen_on", "left_out_error"}

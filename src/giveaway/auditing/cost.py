@@ -150,7 +150,7 @@ def forecast(
         return cost
     views = []
     if resolved is not None and resolved.view is not None and (resolved.of_view or resolved.of_theory):
-        views.append(price_view(resolved.view.features, resolved.view.kind, head.device))
+        views.append(price_view(resolved.view.features, resolved.view.kind, head.device, head.groups is not None))
     if resolved is not None and resolved.process is not None and resolved.of_lood:
         views.append(price_process(resolved.process.process, resolved.process.inputs, head.device))
     return replace(cost, rate=calibrate(head.device, dtype), views=tuple(views))
@@ -179,8 +179,9 @@ def _quickest(work: Callable[[], Any], place: torch.device) -> float:
     return max(best, 1e-9)
 
 
-def price_view(features: RecordFeatures, kind: str, place: torch.device) -> TimedCost:
-    """Price the prediction of every record from the others, by records of this kind (images, text or tabular)."""
+def price_view(features: RecordFeatures, kind: str, place: torch.device, grouped: bool = False) -> TimedCost:
+    """Price the prediction of every record, or of `grouped` ones, from the others, by records of this kind (images,
+    text or tabular)."""
     n, note, seconds, held = features.n, "", 0.0, 0
     seen = fourier_features(features)[0] if kind == "tabular" else features
     some = slice(0, min(n, TIMED))
@@ -189,16 +190,19 @@ def price_view(features: RecordFeatures, kind: str, place: torch.device) -> Time
     if kind == "tabular":
         count = min(n, d)
         seconds, held = 3 * n * each + (4.0 * n * d * count + 2 * EIGEN * count**3) / rate, 8 * 3 * count**2
-    elif not fits_whole(n, place):
+    elif not fits_whole(n, place, grouped):
         count = landmark_count(n)
         passes = 2 if 4 * n * count <= left_out.KEPT_BYTES else 4  # the last for the nearest records
         products = 2.0 * n * count * (d + 3 * count) + 4 * EIGEN * float(count) ** 3
         seconds, held = passes * n * each + products / rate, min(4 * n * count, left_out.KEPT_BYTES) + 8 * 4 * count**2
-    if fits_whole(n, place):
+    if fits_whole(n, place, grouped):
         sample, chosen = min(n, left_out.SAMPLE), min(n, left_out.CHOSEN_ON)
-        factors = _factoring(place) * (float(n) ** 3 + len(left_out.NOISES) * float(chosen) ** 3)
-        seconds += n * each + d * (float(n) ** 2 + sample**2 + chosen**2) / rate + factors
-        held = max(held, int(8 * left_out.MATRICES * n * n) + 4 * n * d)
+        factors = _factoring(place, left_out.in_single(place, grouped)) * (
+            float(n) ** 3 + len(left_out.NOISES) * float(chosen) ** 3
+        )
+        products = d * (float(n) ** 2 + sample**2 + chosen**2)
+        seconds += n * each + products / calibrate(place, torch.float32) + factors
+        held = max(held, left_out.kernel_bytes(n, place, grouped) + 4 * n * d)
         note = "; most of it only if the model memorizes" if kind == "tabular" else ""
     return TimedCost(f"second view of {n:,} records", n, seconds, held, some.stop, note)
 
@@ -215,12 +219,12 @@ def price_process(process: Process, inputs: Any, place: torch.device) -> TimedCo
     return TimedCost(f"Gaussian process of {n:,} records", n, seconds, 22 * n * n, count)
 
 
-def _factoring(place: torch.device) -> float:
+def _factoring(place: torch.device, single: bool = False) -> float:
     """Time a factorization that leaves every record out, and return its seconds over the cube of its rows."""
     matrix = 2.0 * torch.eye(FACTORED, dtype=torch.float64, device=place)
     right = matrix[:, :10].contiguous()
     work = partial(kernel_regression, matrix, right, 1.0, constant=True)
-    return _quickest(lambda: left_out_errors(work()), place) / FACTORED**3
+    return _quickest(lambda: left_out_errors(work(), single=single), place) / FACTORED**3
 
 
 def price_texts(model: Any, dataset: Any, **options: Any) -> TimedCost:

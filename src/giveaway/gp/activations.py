@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,14 @@ class Activation(ABC):
     @abstractmethod
     def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ⁽ʲ⁾(u)φ⁽ᵏ⁾(v)] for orders (0, 0), (1, 1) and (2, 0), a new tensor; it is not differentiable."""
+
+    def prepared(self, q: Tensor) -> tuple[Tensor, ...]:
+        """Return what `of_pairs` wants to know of variances: it is the same for all pairs of a record."""
+        return (q,)
+
+    def of_pairs(self, left: Sequence[Tensor], right: Sequence[Tensor], c: Tensor) -> Tensor:
+        """Return the moment of order (0, 0), from prepared variances."""
+        return self.moment((0, 0), left[0], right[0], c)
 
     def dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ(u)φ(v)]."""
@@ -77,13 +85,20 @@ class _Rectifier(Activation):
     def __call__(self, x: Tensor) -> Tensor:
         return torch.where(x > 0, x, self.slope * x)
 
+    def prepared(self, q: Tensor) -> tuple[Tensor, ...]:
+        return inverse_root(q), q.sqrt()
+
+    def of_pairs(self, left: Sequence[Tensor], right: Sequence[Tensor], c: Tensor) -> Tensor:
+        (inverse_x, root_x), (inverse_z, root_z) = left, right
+        rho = (c * inverse_x).mul_(inverse_z).clamp_(-1.0, 1.0)
+        sine = torch.addcmul(rho.new_ones(()), rho, rho, value=-1.0).sqrt_()
+        result = torch.addcmul(sine, rho, rho.neg().acos_()).mul_(root_x * self._bend).mul_(root_z)
+        return result.add_(c, alpha=self.slope) if self.slope else result
+
     def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         if order == (0, 0):
             c = c.expand(torch.broadcast_shapes(qx.shape, qz.shape, c.shape))
-            rho = (c * inverse_root(qx)).mul_(inverse_root(qz)).clamp_(-1.0, 1.0)
-            sine = torch.addcmul(rho.new_ones(()), rho, rho, value=-1.0).sqrt_()
-            result = torch.addcmul(sine, rho, rho.neg().acos_()).mul_(qx.sqrt().mul_(self._bend)).mul_(qz.sqrt())
-            return result.add_(c, alpha=self.slope) if self.slope else result
+            return self.of_pairs(self.prepared(qx), self.prepared(qz), c)
         sine = (qx * qz - c * c).clamp_min_(0.0).sqrt_()
         if order == (2, 0):
             return quotient(sine, qx).mul_(self._bend)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from giveaway.linalg.processes import can_compile
 
 DEPTH = 3
 SAMPLED = 1_000  # records whose distances give the typical length
-COMPILED_FROM, LARGER = 64, 8  # blocks on a GPU from which compiling pays, and how much larger they then are
+COMPILED_FROM, LARGER = 64, 8  # blocks on a GPU from which compiling pays, and how much larger they may then be
 TENSORS_AT_ONCE = 8  # covariances and temporaries of one layer that live together
 
 
@@ -86,31 +87,41 @@ class NNGP(Kernel):
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         x, z = flat_pair(X, Z)
-        qx = x.square().mean(1)
-        qz = qx if z is x else z.square().mean(1)
-        return self._through_layers(qx[:, None], qz[None], x @ z.T / x.shape[1])
+        left = self._variances(x)
+        right = left if z is x else self._variances(z)
+        return self._of_pairs([q[:, None] for q in left], [q[None] for q in right], x @ z.T / x.shape[1])
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        q = flat_pair(X, X)[0].square().mean(1)
-        return self._through_layers(q, q, q)
+        x = flat_pair(X, X)[0]
+        variances = self._variances(x)
+        return self._of_pairs(variances, variances, x.square().mean(1))
 
-    def _through_layers(self, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        """Compute the kernel from the inputs' second moments: qx and qz of the records, c of the pairs (overwritten).
-        Leading axes broadcast and stay; positions of images follow them."""
-        dual = self.activation.dual
+    def _variances(self, X: torch.Tensor) -> list[torch.Tensor]:
+        """Compute the variance of every layer's pre-activations, of records and, in images, of their positions."""
+        q, found = X.square().mean(1), []
         for layer in self.layers:
-            qx, qz, c = self._enter(layer, qx, qz, c)
-            left, right = (qx[..., None, None], qz[..., None, None, :, :]) if self._in_pairs else (qx, qz)
-            c = dual(left, right, c)
-            qx, qz = dual(qx, qx, qx), dual(qz, qz, qz)
-        return self._scaled(c.mean(self._positions) if self._positions else c)
+            q = self._variance(layer, q)
+            found.append(q)
+            q = self.activation.dual(q, q, q)
+        return found
 
-    def _enter(self, layer: _Convolution | None, *moments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Turn second moments (qx, qz, c) of a layer's inputs into covariances of its pre-activations."""
-        *variances, c = moments
-        averaged = (layer.average(q, pairs=False) if layer else q for q in variances)
-        qx, qz = (q * self.weight_variance + self.bias_variance for q in averaged)
-        return qx, qz, self._scaled(layer.average(c, pairs=self._in_pairs) if layer else c)
+    def _variance(self, layer: _Convolution | None, q: torch.Tensor) -> torch.Tensor:
+        averaged = layer.average(q, pairs=False) if layer else q
+        return averaged * self.weight_variance + self.bias_variance
+
+    def _of_pairs(
+        self,
+        left: Sequence[Any],
+        right: Sequence[Any],
+        c: torch.Tensor,
+        dual: Callable[[Any, Any, torch.Tensor], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Compute the kernel from the variances of every layer on both sides (as `dual` takes them) and the second
+        moments c of the inputs (overwritten). Leading axes broadcast and stay; positions of images follow them."""
+        for layer, x, z in zip(self.layers, left, right, strict=True):
+            c = self._scaled(layer.average(c, pairs=self._in_pairs) if layer else c)
+            c = (dual or self.activation.dual)(x, z, c)
+        return self._scaled(c.mean(self._positions) if self._positions else c)
 
     def _scaled(self, second_moment: torch.Tensor) -> torch.Tensor:
         """Return σb² + σw² times a moment that nobody else holds, in place."""
@@ -129,7 +140,7 @@ class NNGP(Kernel):
 class ConvNNGP(NNGP):
     """The covariance of the outputs of convolutional networks; `filter_size`, `stride` and `padding` are one for all
     layers or one a layer. Pairs of records are walked in blocks of about `memory` bytes, recomputed in a backward pass;
-    many of them on a GPU are compiled, in blocks eight times as large."""
+    many of them on a GPU are compiled, in larger blocks."""
 
     def __init__(
         self,
@@ -159,19 +170,37 @@ class ConvNNGP(NNGP):
         if X.shape[1:] != Z.shape[1:]:
             expected = f"records of shape {tuple(X.shape[1:])}, as X has"
             raise fail("Z", expected, f"{tuple(Z.shape[1:])}", "crop or resize them")
-        of_full_blocks = compute = _recomputed(self._pairs)
-        if len(X) * len(Z) >= COMPILED_FROM * LARGER * pairs and not torch.is_grad_enabled() and can_compile(X.device):
-            pairs, of_full_blocks = LARGER * pairs, torch.compile(self._pairs, dynamic=False)  # anew for every size
+        if len(X) * len(Z) >= COMPILED_FROM * pairs and not torch.is_grad_enabled() and can_compile(X.device):
+            return self._compiled(X, Z, 1 << int(math.log2(LARGER * pairs) / 2))
         columns = max(1, min(len(Z), math.isqrt(pairs)))
         rows = max(1, min(len(X), pairs // columns))
         columns = max(1, min(len(Z), pairs // rows))
         if rows >= len(X) and columns >= len(Z):
             return self._pairs(X, Z)
+        compute = _recomputed(self._pairs)
+        return torch.cat([torch.cat([compute(x, z) for z in Z.split(columns)], 1) for x in X.split(rows)])
 
-        def block(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-            return (of_full_blocks if (len(x), len(z)) == (rows, columns) else compute)(x, z)
+    def _compiled(self, X: torch.Tensor, Z: torch.Tensor, side: int) -> torch.Tensor:
+        """Compute the kernel in square blocks of one size, compiled once: blank images fill those at the edges."""
 
-        return torch.cat([torch.cat([block(x, z) for z in Z.split(columns)], 1) for x in X.split(rows)])
+        @partial(torch.compile, dynamic=False)
+        def block(x: torch.Tensor, left: list[Any], z: torch.Tensor, right: list[Any]) -> torch.Tensor:
+            return self._of_pairs(left, right, self._products(x, z), self.activation.of_pairs)
+
+        def parts(images: torch.Tensor, shaped: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[Any, ...]]:
+            blank = images.new_zeros(-len(images) % side, *images.shape[1:])
+            prepared = self.activation.prepared
+            return [
+                (part, [[shaped(told) for told in prepared(q)] for q in self._variances(part)])
+                for part in torch.cat([images, blank]).split(side)
+            ]
+
+        columns = parts(Z, lambda q: self._second(q)[None])
+        rows = (
+            torch.cat([block(*row, *column) for column in columns], 1)
+            for row in parts(X, lambda q: self._first(q)[:, None])
+        )
+        return torch.cat(list(rows))[: len(X), : len(Z)]
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
         blocks = X.split(self._pairs_at_once("X", X))
@@ -180,15 +209,27 @@ class ConvNNGP(NNGP):
 
     def _pairs(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         """Compute the kernel of all pairs at once, (n, m)."""
+        left = [self._first(q)[:, None] for q in self._variances(X)]
+        right = [self._second(q)[None] for q in self._variances(Z)]
+        return self._of_pairs(left, right, self._products(X, Z))
+
+    def _products(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         formula = "nchw,mcij->nmhwij" if self._in_pairs else "nchw,mchw->nmhw"
-        products = torch.einsum(formula, X, Z / X.shape[1])
-        return self._through_layers(X.square().mean(1)[:, None], Z.square().mean(1)[None], products)
+        return torch.einsum(formula, X, Z / X.shape[1])
 
     def _each_with_itself(self, X: torch.Tensor) -> torch.Tensor:
         """Compute the kernel of every record with itself, (n,)."""
-        q = X.square().mean(1)
-        products = torch.einsum("nchw,ncij->nhwij", X, X / X.shape[1]) if self._in_pairs else q
-        return self._through_layers(q, q, products)
+        variances = self._variances(X)
+        left, right = map(self._first, variances), map(self._second, variances)
+        products = torch.einsum("nchw,ncij->nhwij", X, X / X.shape[1]) if self._in_pairs else X.square().mean(1)
+        return self._of_pairs(list(left), list(right), products)
+
+    def _first(self, q: torch.Tensor) -> torch.Tensor:
+        """Give variances at positions the axes of covariances, which are of one position or of two."""
+        return q[..., None, None] if self._in_pairs else q
+
+    def _second(self, q: torch.Tensor) -> torch.Tensor:
+        return q[..., None, None, :, :] if self._in_pairs else q
 
     def _pairs_at_once(self, name: str, images: torch.Tensor) -> int:
         """Check that every filter fits into the images, and return how many pairs of them `memory` holds."""

@@ -16,7 +16,7 @@ from giveaway.linalg.processes import ALONE, Processes
 from giveaway.text import OnStage, quiet
 
 EXACT_UP_TO = 30_000  # records whose whole kernel is factored
-MATRICES = 1.5  # n × n in float64 that are alive in the factorization
+IN_SINGLE, IN_DOUBLE = 0.85, 1.5  # n × n matrices of float64 that the exact kernel takes; measured
 SEED = 0  # of every draw
 SAMPLE = 4_096  # records that tell the columns' scale and the length
 NOISES = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # λ beside a kernel of 1 on the diagonal
@@ -250,7 +250,7 @@ def left_out(
     which processes share."""
     targets, where = as_targets(targets), torch.device(device)
     n = len(targets)
-    drawn, exact = _drawn(n, SAMPLE), fits_whole(n, where) if exact is None else exact
+    drawn, exact = _drawn(n, SAMPLE), fits_whole(n, where, groups is not None) if exact is None else exact
     if exact:
         rows = _gathered(features, where, on_stage)
         scaling = scaling_of(rows[drawn.to(where)], standardize=standardize, shares=features.shares)
@@ -278,9 +278,19 @@ def left_out(
     return LeftOutPrediction(error, leverage, report, near)
 
 
-def fits_whole(n: int, device: torch.device) -> bool:
+def fits_whole(n: int, device: torch.device, grouped: bool) -> bool:
     """Whether the whole kernel of n records is factored: up to 30,000 where the memory allows."""
-    return n <= EXACT_UP_TO and (device.type != "cpu" or MATRICES * 8 * n * n <= available_memory())
+    return n <= EXACT_UP_TO and (device.type != "cpu" or kernel_bytes(n, device, grouped) <= available_memory())
+
+
+def kernel_bytes(n: int, device: torch.device, grouped: bool) -> int:
+    """Return the memory that the exact kernel takes beside the features."""
+    return int(8 * (IN_SINGLE if in_single(device, grouped) else IN_DOUBLE) * n * n)
+
+
+def in_single(device: torch.device, grouped: bool) -> bool:
+    """Whether the factor is inverted in single precision, which distances have: a GPU is as fast in double."""
+    return device.type == "cpu" and not grouped
 
 
 def _gathered(features: RecordFeatures, device: torch.device, on_stage: OnStage) -> torch.Tensor:
@@ -310,9 +320,7 @@ def errors_of_rows(
             on_stage("second view, factoring the kernel", 0, 2)
             regression = kernel_regression(kernel, targets, noise, constant=True, overwrite=True)
             on_stage("second view, factoring the kernel", 1, 2)
-            # distances are of single precision; a GPU is as fast in double
-            single = not members and not kernel.is_cuda
-            return left_out_errors(regression, members, single=single), noise
+            return left_out_errors(regression, members, single=in_single(kernel.device, bool(members))), noise
         except torch.linalg.LinAlgError:
             if noise >= NOISES[-1]:
                 raise

@@ -130,7 +130,8 @@ class OthersView:
         work: dict[str, Any] = {"groups": groups, "on_stage": on_stage, "processes": self._processes}
         if self.kind == "tabular":
             return left_out_smooth(self.features, targets, **work)
-        if self._processes.any(self._processes.first and fits_whole(self.features.n, self._head.device)):
+        fits = fits_whole(self.features.n, self._head.device, groups is not None)
+        if self._processes.any(self._processes.first and fits):
             return None
         images, device = self.kind == "images", self._head.device  # hashed texts have unit length
         return left_out(self.features, targets, standardize=images, device=device, exact=False, **work)
