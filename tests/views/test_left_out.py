@@ -8,13 +8,14 @@ import torch
 from scipy.spatial.distance import cdist, pdist
 
 from giveaway.gp import ridge
-from giveaway.gp.posterior import kernel_regression, left_out_errors
+from giveaway.gp.posterior import left_out_errors
 from giveaway.gp.ridge import RELATIVE
 from giveaway.views import left_out as module
 from giveaway.views.images import image_features
 from giveaway.views.left_out import (
     NOISES,
     choose_noise,
+    distances,
     errors_of_rows,
     landmark_features,
     laplace_matrix,
@@ -318,18 +319,31 @@ def test_groups_larger_than_the_sample_leave_somebody_to_predict_from(names, mon
     assert noise in NOISES
 
 
-def test_records_nearly_the_same_do_not_stop_it():
+def near_copies(apart: float, copies: int, n: int = 300) -> torch.Tensor:
+    """Rows (n, 400), the first of them `apart` times their size from each other."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(200, 2000, generator=generator)
-    rows[:150] = rows[0] + 8e-4 * torch.randn(150, 2000, generator=generator)  # where rounding is a distance or none
-    targets = torch.randn(200, 1, generator=generator).double()
-    with pytest.raises(torch.linalg.LinAlgError):
-        left_out_errors(kernel_regression(laplace_matrix(rows, 35.0), targets, NOISES[0], constant=True))
-    assert choose_noise(rows, targets, 35.0, []) > NOISES[0]
-    result, used = errors_of_rows(rows, targets, 35.0, NOISES[0])
-    assert used in NOISES[1:]
-    close = np.exp(-cdist(rows.double().numpy(), rows.double().numpy()) / 35.0)
-    # as far as float32 tells distances: the kernel of the cluster is off by about 1e-3
-    expected = kernel_refits(close, targets.numpy(), used, np.arange(200))
-    assert np.abs(result.error.numpy() - expected)[150:].max() < 0.05
-    assert result.error.abs().max() < 20
+    rows = torch.randn(n, 400, generator=generator)
+    rows[:copies] = rows[0] + apart / 2**0.5 * torch.randn(copies, 400, generator=generator)
+    return rows
+
+
+@pytest.mark.parametrize("apart", [1e-5, 1e-3, 2e-2, 5e-2])
+@pytest.mark.parametrize("copies", [40, 250])  # a few pairs are made anew from differences, many in float64
+def test_distances_of_near_copies_are_not_lost_in_rounding(apart, copies, monkeypatch):
+    rows = near_copies(apart, copies)
+    expected = cdist(rows.double().numpy(), rows.double().numpy())
+    np.testing.assert_allclose(distances(rows[:200], rows), expected[:200], rtol=1e-3, atol=1e-7 * 400**0.5)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 70)
+    lower = laplace_matrix(rows, 28.0).tril()
+    np.testing.assert_allclose(lower, np.tril(np.exp(-expected / 28.0)), rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("apart", [1e-7, 1e-4, 1e-2])
+@pytest.mark.parametrize("names", [None, np.arange(300) // 2])
+def test_left_out_errors_of_near_copies_are_those_of_refits(apart, names):
+    rows = near_copies(apart, 250)
+    targets = torch.randn(300, 2, generator=torch.Generator().manual_seed(1)).double()
+    kernel = np.exp(-cdist(rows.double().numpy(), rows.double().numpy()) / 28.0)
+    expected = kernel_refits(kernel, targets.numpy(), NOISES[0], np.arange(300) if names is None else names)
+    found = errors_of_rows(rows, targets, 28.0, NOISES[0], [] if names is None else members_of(names)).error.numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())

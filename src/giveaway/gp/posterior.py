@@ -257,16 +257,13 @@ def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> lis
 def left_out_errors(
     regression: KernelRegression, members: Sequence[torch.Tensor] = (), *, single: bool = False
 ) -> LeftOutErrors:
-    """Leave out every record, or the groups `members` (B, s) by size; the factor is used up. LinAlgError where rounding
-    gave K a direction below −σ²/2.
+    """Leave out every record, or the groups `members` (B, s) by size; the factor is used up.
 
     `single` inverts the factor in single precision, twice as fast: its error grows with the root of M's condition
     number, that of a K made in single precision with the number itself. Groups, where copies cancel, need more.
     """
     assert not (single and members)
     columns, precision, leverage = _inverse_columns(regression, used_up=True, single=single)
-    if regression.noise * float(precision.max()) > 2.0:  # at most 1 of a kernel without negative directions
-        raise torch.linalg.LinAlgError("the kernel has a direction below −σ²/2")
     error = regression.weights / precision.unsqueeze(1)
     for rows in members:
         for part in rows.split(max(1, GATHERED // rows.shape[1] ** 2)) if rows.shape[1] > 1 else ():

@@ -1,7 +1,6 @@
 """What the other records predict for each record, by a kernel that never saw the trained model
 (docs/derivations.md)."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,9 @@ NOISES = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # λ beside a kernel of 1
 CHOSEN_ON = 3_000  # records, at random, on which λ is chosen: a variance, it does not grow with n
 ROWS_AT_ONCE, OTHERS_AT_ONCE = 512, 4_096  # whose distances are made at a time: memory that is used again, no new pages
 COLUMNS_AT_ONCE = 256  # in float64
-ROUNDING = 10.0  # of a squared distance, in units of the last place of the squared norm; measured: up to 8.4
+# a product rounds squared distances by up to 8.4 units in the last place of the squared norm (measured): those of fewer
+# than NEAR are made anew, from the differences of up to MOST_NEAR pairs of a tile (or a share of them), or in float64
+NEAR, MOST_NEAR, SHARE_NEAR, DIFFERENCES_AT_ONCE = 1e4, 4_096, 1 / 64, 1 << 20
 FOURIER = 1024  # columns, half of them cosines
 FOURIER_SAMPLE = 1000  # records whose distances give the length
 LANDMARK_WORK = 2e12  # records times landmarks squared
@@ -90,14 +91,21 @@ def triangle(rows: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
 
 
 def distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ‖a_i − b_j‖ (r, s), by one product; 0 where the square is not above its rounding, as of duplicates."""
+    """Return ‖a_i − b_j‖ (r, s): 0 for duplicates, and of near copies too to a thousandth."""
     return _distances(a, b, a.square().sum(1), b.square().sum(1))
 
 
 def _distances(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor) -> torch.Tensor:
     norms = of_a.unsqueeze(1)
     squares = torch.addmm(of_b, a, b.T, beta=1.0, alpha=-2.0).add_(norms)
-    return squares.mul_(squares > ROUNDING * torch.finfo(squares.dtype).eps * norms).sqrt_()
+    near = (squares < NEAR * torch.finfo(squares.dtype).eps * norms).nonzero()
+    if len(near) > max(MOST_NEAR, SHARE_NEAR * squares.numel()):
+        wide, other = a.double(), b.double()
+        squares = torch.addmm(other.square().sum(1), wide, other.T, alpha=-2.0).add_(wide.square().sum(1, keepdim=True))
+        return squares.clamp_min_(0.0).sqrt_().to(a.dtype)
+    for i, j in (pairs.unbind(1) for pairs in near.split(max(1, DIFFERENCES_AT_ONCE // a.shape[1]))):
+        squares[i, j] = (a[i] - b[j]).square_().sum(1)
+    return squares.sqrt_()
 
 
 def laplace(a: torch.Tensor, b: torch.Tensor, length: float) -> torch.Tensor:
@@ -259,7 +267,7 @@ def left_out(
         members = [] if groups is None else [rows.to(where) for rows in rows_of_groups(groups, n).values()]
         y = targets.to(where)
         noise = choose_noise(rows, y, scaling.length, members, on_stage)
-        exactly, noise = errors_of_rows(rows, y, scaling.length, noise, members, on_stage)
+        exactly = errors_of_rows(rows, y, scaling.length, noise, members, on_stage)
         error, leverage = exactly.error.cpu(), exactly.leverage.cpu()
         report = {"method": "exact", "noise": noise, "noise_chosen_on": min(n, CHOSEN_ON)}
         features = RecordFeatures(n, rows.__getitem__, ROWS_AT_ONCE)  # in the kernel's units already
@@ -312,19 +320,13 @@ def errors_of_rows(
     noise: float,
     members: Sequence[torch.Tensor] = (),
     on_stage: OnStage = quiet,
-) -> tuple[LeftOutErrors, float]:
-    """Return left-out errors, and the first of NOISES from `noise` on at which the kernel's rounding does no harm."""
-    while True:
-        kernel = laplace_matrix(rows, length, on_stage)
-        try:
-            on_stage("second view, factoring the kernel", 0, 2)
-            regression = kernel_regression(kernel, targets, noise, constant=True, overwrite=True)
-            on_stage("second view, factoring the kernel", 1, 2)
-            return left_out_errors(regression, members, single=in_single(kernel.device, bool(members))), noise
-        except torch.linalg.LinAlgError:
-            if noise >= NOISES[-1]:
-                raise
-            noise = min(larger for larger in NOISES if larger > noise)
+) -> LeftOutErrors:
+    """Return left-out errors of scaled rows (n, d) under the kernel and its λ."""
+    kernel = laplace_matrix(rows, length, on_stage)
+    on_stage("second view, factoring the kernel", 0, 2)
+    regression = kernel_regression(kernel, targets, noise, constant=True, overwrite=True)
+    on_stage("second view, factoring the kernel", 1, 2)
+    return left_out_errors(regression, members, single=in_single(kernel.device, bool(members)))
 
 
 def choose_noise(
@@ -336,11 +338,8 @@ def choose_noise(
 
     def squared(noise: float) -> float:
         on_stage("second view, choosing the noise", NOISES.index(noise), len(NOISES))
-        try:
-            regression = kernel_regression(kernel, targets, noise, constant=True)
-            return float(left_out_errors(regression, members).error.square().mean())
-        except torch.linalg.LinAlgError:
-            return math.inf
+        regression = kernel_regression(kernel, targets, noise, constant=True)
+        return float(left_out_errors(regression, members).error.square().mean())
 
     return min(NOISES, key=squared)
 
