@@ -39,6 +39,7 @@ from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.evaluation import effect_sizes, spearman
 
 CNN_EPOCHS, MLP_EPOCHS, PRECISION = 25, 60, "bfloat16"
+SIDE_BY_SIDE = 8  # CNNs
 MODELS = {"mlp": 216, "cnn": 216, "resnet9": 12}
 ROWS = {"mlp": 20_000, "resnet9": 50_000}
 CLASSES = 10
@@ -83,8 +84,9 @@ def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
     x, recipe = standardized_images(images), RECIPES["cnn"]
     assert recipe.training is not None
     assert recipe.build is not None
-    recipe = replace(recipe, training=replace(recipe.training, precision=PRECISION, epochs=CNN_EPOCHS))
-    warm_up(partial(recipe.build, x.shape[1:], 10), x[:2000], labels[:2000], recipe.training, options.device)
+    training = replace(recipe.training, precision=PRECISION, epochs=CNN_EPOCHS, compiled=True)
+    recipe = replace(recipe, training=training, models_at_once=SIDE_BY_SIDE)
+    warm_up(partial(recipe.build, x.shape[1:], 10), x[:2000], labels[:2000], training, options.device)
     clock = options.folder.with_name(options.folder.name + "-seconds.json")
     spent = json.loads(clock.read_text()) if clock.exists() else []
     began = time.perf_counter()
