@@ -312,7 +312,7 @@ def _of_traces(names: dict[str, Any]) -> dict[str, Any]:
         "base_rates": lambda found: (
             written.spread([mean(found["base rate, each"]), stdev(found["base rate, each"])], 1, 100) + " %"
         ),
-        "ceiling": lambda found: mean(min(1.0, rate / 0.05) for rate in found["base rate, each"]),
+        "ceiling": lambda found, share: mean(min(1.0, rate / share) for rate in found["base rate, each"]),
     }
 
 

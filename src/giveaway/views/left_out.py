@@ -119,7 +119,8 @@ def laplace_matrix(rows: torch.Tensor, length: float, on_stage: OnStage = quiet)
     n = len(rows)
     out = torch.empty(n, n, dtype=torch.float64, device=rows.device)
     for own, others, apart in triangle(rows):
-        out[own, others] = apart.mul_(-1.0 / length).exp_()
+        # near 1, single precision would leave the kernel with negative directions
+        out[own, others].copy_(apart).mul_(-1.0 / length).exp_()
         on_stage("second view, kernel", n**2 - (n - own.stop) ** 2, n**2)
     out.fill_diagonal_(1.0)
     return out.T
