@@ -1,8 +1,9 @@
 """How long shadow ensembles of small networks take with the stacked engine on one device.
 
 mlp : 216 networks (three hidden layers of 128) on 20,000 rows of made tabular data, 60 epochs in batches of 256.
-cnn : 216 three-block convolutional networks (the cnn recipe, 25 epochs) on CIFAR-10's 50,000 training images, signals
-    stored model by model in --folder; run it again on the same folder to go on, seconds add up.
+cnn : 216 three-block convolutional networks (the cnn recipe, 25 epochs; eight side by side, compiled) on CIFAR-10's
+    50,000 training images, signals stored model by model in --folder; run it again on the same folder to go on, seconds
+    add up.
 resnet9 : 12 augmented ResNet-9 (the recipe, 40 epochs) on 50,000 made images of CIFAR-10's shape, and after each group
     of them one by a plain loop: the same network and step in a CUDA graph, one model at a time, nothing compiled. The
     first group waits for torch.compile and is told apart.

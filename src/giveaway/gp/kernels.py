@@ -127,7 +127,9 @@ def kernel_matrix(kernel: KernelLike, X: Any, on_stage: OnStage = quiet) -> torc
     x = x if x.is_floating_point() else x.double()
     while isinstance(kernel, Mapped):
         x, kernel = torch.cat([kernel.map(rows) for rows in x.split(MAP_ROWS)]), kernel.kernel
-    size = BLOCK_ON_CPU if x.device.type == "cpu" else BLOCK_ON_DEVICE
+    most = BLOCK_ON_CPU if x.device.type == "cpu" else BLOCK_ON_DEVICE
+    blocks = -(-len(x) // most) or 1
+    size = -(-len(x) // blocks) or 1  # no small block is last, for which compiling would not pay
     matrix = x.new_empty(len(x), len(x))
     for i in range(0, len(x), size):
         rows = slice(i, i + size)

@@ -18,7 +18,7 @@ from giveaway.linalg.processes import can_compile
 
 DEPTH = 3
 SAMPLED = 1_000  # records whose distances give the typical length
-COMPILED_FROM, LARGER = 64, 8  # blocks on a GPU from which compiling pays, and how much larger they may then be
+COMPILED_FROM, LARGER = 64, 8  # blocks on a GPU from which compiling pays, and how much larger they then are at most
 TENSORS_AT_ONCE = 8  # covariances and temporaries of one layer that live together
 
 
@@ -170,8 +170,9 @@ class ConvNNGP(NNGP):
         if X.shape[1:] != Z.shape[1:]:
             expected = f"records of shape {tuple(X.shape[1:])}, as X has"
             raise fail("Z", expected, f"{tuple(Z.shape[1:])}", "crop or resize them")
-        if len(X) * len(Z) >= COMPILED_FROM * pairs and not torch.is_grad_enabled() and can_compile(X.device):
-            return self._compiled(X, Z, 1 << int(math.log2(LARGER * pairs) / 2))
+        larger = LARGER * pairs
+        if len(X) * len(Z) >= COMPILED_FROM * larger and not torch.is_grad_enabled() and can_compile(X.device):
+            return self._compiled(X, Z, 1 << int(math.log2(larger) / 2))
         columns = max(1, min(len(Z), math.isqrt(pairs)))
         rows = max(1, min(len(X), pairs // columns))
         columns = max(1, min(len(Z), pairs // rows))
@@ -181,7 +182,8 @@ class ConvNNGP(NNGP):
         return torch.cat([torch.cat([compute(x, z) for z in Z.split(columns)], 1) for x in X.split(rows)])
 
     def _compiled(self, X: torch.Tensor, Z: torch.Tensor, side: int) -> torch.Tensor:
-        """Compute the kernel in square blocks of one size, compiled once: blank images fill those at the edges."""
+        """Compute the kernel in square blocks of one size, compiled once: blank images fill those at the edges. A power
+        of two divides the blocks of large matrices nearly evenly."""
 
         @partial(torch.compile, dynamic=False)
         def block(x: torch.Tensor, left: list[Any], z: torch.Tensor, right: list[Any]) -> torch.Tensor:

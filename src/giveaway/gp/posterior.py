@@ -260,7 +260,8 @@ def left_out_errors(
     """Leave out every record, or the groups `members` (B, s) by size; the factor is used up.
 
     `single` inverts the factor in single precision, twice as fast: its error grows with the root of M's condition
-    number, that of a K made in single precision with the number itself. Groups, where copies cancel, need more.
+    number, that of a K from distances of single precision with the number itself. Groups, where copies cancel, need
+    more.
     """
     assert not (single and members)
     columns, precision, leverage = _inverse_columns(regression, used_up=True, single=single)

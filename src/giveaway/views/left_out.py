@@ -22,9 +22,10 @@ NOISES = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # λ beside a kernel of 1
 CHOSEN_ON = 3_000  # records, at random, on which λ is chosen: a variance, it does not grow with n
 ROWS_AT_ONCE, OTHERS_AT_ONCE = 512, 4_096  # whose distances are made at a time: memory that is used again, no new pages
 COLUMNS_AT_ONCE = 256  # in float64
-# a product rounds squared distances by up to 8.4 units in the last place of the squared norm (measured): those of fewer
-# than NEAR are made anew, from the differences of up to MOST_NEAR pairs of a tile (or a share of them), or in float64
-NEAR, MOST_NEAR, SHARE_NEAR, DIFFERENCES_AT_ONCE = 1e4, 4_096, 1 / 64, 1 << 20
+# of squared distances, in units of the last place of the squared norm: what is less is made anew; and more than the 8.4
+# (in double 37) by which products were seen to be off
+NEAR, ROUNDING = 1e4, 100.0
+FEW_NEAR, DIFFERENCES_AT_ONCE = 1 / 64, 1 << 20  # share of a tile's pairs that is made from differences, and numbers
 FOURIER = 1024  # columns, half of them cosines
 FOURIER_SAMPLE = 1000  # records whose distances give the length
 LANDMARK_WORK = 2e12  # records times landmarks squared
@@ -91,7 +92,7 @@ def triangle(rows: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
 
 
 def distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ‖a_i − b_j‖ (r, s): 0 for duplicates, and of near copies too to a thousandth."""
+    """Return ‖a_i − b_j‖ (r, s): 0 for duplicates, and right to a thousandth for near copies."""
     return _distances(a, b, a.square().sum(1), b.square().sum(1))
 
 
@@ -99,10 +100,12 @@ def _distances(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch
     norms = of_a.unsqueeze(1)
     squares = torch.addmm(of_b, a, b.T, beta=1.0, alpha=-2.0).add_(norms)
     near = (squares < NEAR * torch.finfo(squares.dtype).eps * norms).nonzero()
-    if len(near) > max(MOST_NEAR, SHARE_NEAR * squares.numel()):
+    if len(near) > FEW_NEAR * squares.numel():
         wide, other = a.double(), b.double()
-        squares = torch.addmm(other.square().sum(1), wide, other.T, alpha=-2.0).add_(wide.square().sum(1, keepdim=True))
-        return squares.clamp_min_(0.0).sqrt_().to(a.dtype)
+        norms, of_other = wide.square().sum(1, keepdim=True), other.square().sum(1)
+        squares = torch.addmm(of_other, wide, other.T, alpha=-2.0).add_(norms)
+        same = (norms == of_other) & (squares < ROUNDING * torch.finfo(squares.dtype).eps * norms)
+        return squares.masked_fill_(same, 0.0).clamp_min_(0.0).sqrt_().to(a.dtype)
     for i, j in (pairs.unbind(1) for pairs in near.split(max(1, DIFFERENCES_AT_ONCE // a.shape[1]))):
         squares[i, j] = (a[i] - b[j]).square_().sum(1)
     return squares.sqrt_()
