@@ -18,7 +18,7 @@ from giveaway.linalg.processes import can_compile
 
 DEPTH = 3
 SAMPLED = 1_000  # records whose distances give the typical length
-COMPILED_FROM, LARGER = 64, 8  # blocks on a GPU from which compiling pays, and how much larger they then are at most
+COMPILED_FROM, LARGER = 64, 8  # blocks on a GPU from which compiling pays, and how much larger they are there
 TENSORS_AT_ONCE = 8  # covariances and temporaries of one layer that live together
 
 
@@ -140,7 +140,7 @@ class NNGP(Kernel):
 class ConvNNGP(NNGP):
     """The covariance of the outputs of convolutional networks; `filter_size`, `stride` and `padding` are one for all
     layers or one a layer. Pairs of records are walked in blocks of about `memory` bytes, recomputed in a backward pass;
-    many of them on a GPU are compiled, in larger blocks."""
+    on a GPU blocks are eight times as large, and many of them are compiled."""
 
     def __init__(
         self,
@@ -170,9 +170,8 @@ class ConvNNGP(NNGP):
         if X.shape[1:] != Z.shape[1:]:
             expected = f"records of shape {tuple(X.shape[1:])}, as X has"
             raise fail("Z", expected, f"{tuple(Z.shape[1:])}", "crop or resize them")
-        larger = LARGER * pairs
-        if len(X) * len(Z) >= COMPILED_FROM * larger and not torch.is_grad_enabled() and can_compile(X.device):
-            return self._compiled(X, Z, 1 << int(math.log2(larger) / 2))
+        if len(X) * len(Z) >= COMPILED_FROM * pairs and not torch.is_grad_enabled() and can_compile(X.device):
+            return self._compiled(X, Z, 1 << int(math.log2(pairs) / 2))
         columns = max(1, min(len(Z), math.isqrt(pairs)))
         rows = max(1, min(len(X), pairs // columns))
         columns = max(1, min(len(Z), pairs // rows))
@@ -249,7 +248,8 @@ class ConvNNGP(NNGP):
             height, width = layer.positions(height), layer.positions(width)
         pixels = (images.shape[2] + border) * (images.shape[3] + border)
         numbers = pixels**2 if self._in_pairs else pixels
-        return max(1, self.memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
+        memory = LARGER * self.memory if images.is_cuda else self.memory
+        return max(1, memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
 
 
 def _recomputed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
