@@ -4,12 +4,34 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.nn.functional import relu
+from torch.nn.functional import linear, pad, relu
 
 VOCABULARY = 8192  # words of the transformer
 NO_WORD = 0
+FEW_CHANNELS = 8
 RESNET_18 = (64, 128, 256, 512)
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
+
+
+class Convolution(nn.Conv2d):
+    """A 3 × 3 convolution with borders of zeros and no bias. For few channels the gradient of its weight is slow on a
+    GPU, whose kernels are made for many: there it is trained as a product with patches of the images."""
+
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__(given, made, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and self.training and self.in_channels < FEW_CHANNELS:
+            return self.by_patches(x)
+        return super().forward(x)
+
+    def by_patches(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the same from one product, whose inner size is a multiple of eight."""
+        bordered = pad(x, [1] * 4).permute(0, 2, 3, 1)
+        rest = [0, -9 * self.in_channels % 8]
+        patches = pad(bordered.unfold(1, 3, 1).unfold(2, 3, 1).flatten(3), rest)
+        weight = pad(self.weight.flatten(1), rest)
+        return linear(patches, weight).permute(0, 3, 1, 2)
 
 
 class ResidualBlock(nn.Module):
@@ -35,7 +57,7 @@ class ResNet(nn.Module):
 
     def __init__(self, classes: int = 10, widths: tuple[int, ...] = RESNET_18, blocks: int = 2) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU())
+        self.stem = nn.Sequential(Convolution(3, widths[0]), nn.BatchNorm2d(widths[0]), nn.ReLU())
         groups = []
         for place, width in enumerate(widths):
             given, stride = widths[max(place - 1, 0)], 1 if place == 0 else 2
@@ -85,7 +107,7 @@ class WideBlock(nn.Module):
 def build_wide_resnet(classes: int, depth: int = 28, width: int = 2) -> nn.Sequential:
     """Build a WideResNet of this depth (6k + 4) and width, without dropout."""
     blocks = (depth - 4) // 6
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False)]
+    layers: list[nn.Module] = [Convolution(3, 16)]
     given = 16
     for stage, base in enumerate((16, 32, 64)):
         for block in range(blocks):

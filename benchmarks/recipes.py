@@ -14,6 +14,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 from torch import nn
 
+from benchmarks.networks import Convolution
 from benchmarks.stacked import InputsOf, Training, seeded_model, train_stacked
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves
@@ -207,8 +208,7 @@ def build_cnn(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (6
     shrunk = _halved(shape, len(channels))
     layers: list[nn.Module] = []
     for before, after in zip([shape[0], *channels[:-1]], channels, strict=True):
-        convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
-        layers += [convolution, nn.BatchNorm2d(after), nn.MaxPool2d(2), nn.ReLU()]
+        layers += [Convolution(before, after), nn.BatchNorm2d(after), nn.MaxPool2d(2), nn.ReLU()]
     flat = channels[-1] * shrunk[0] * shrunk[1]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))
 
@@ -227,9 +227,11 @@ class _Residual(nn.Sequential):
         return x + super().forward(x)
 
 
-class _ScaledDown(nn.Flatten):
+class _LargestScaledDown(nn.Module):
+    """The largest of each channel, by a reduction that compilers know: gradients of adaptive pooling are slow."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) / 8
+        return x.amax((2, 3)) / 8
 
 
 def build_resnet9(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (64, 128, 256, 384)) -> nn.Module:
@@ -240,7 +242,7 @@ def build_resnet9(shape: tuple[int, ...], outputs: int, channels: Sequence[int] 
     """
 
     def block(before: int, after: int, *between: nn.Module) -> list[nn.Module]:
-        return [nn.Conv2d(before, after, 3, padding=1, bias=False), *between, nn.BatchNorm2d(after), nn.ReLU()]
+        return [Convolution(before, after), *between, nn.BatchNorm2d(after), nn.ReLU()]
 
     _halved(shape, 3)
     first, second, third, last = channels
@@ -251,8 +253,7 @@ def build_resnet9(shape: tuple[int, ...], outputs: int, channels: Sequence[int] 
         *block(second, third, nn.MaxPool2d(2)),
         *block(third, last, nn.MaxPool2d(2)),
         _Residual(*block(last, last), *block(last, last)),
-        nn.AdaptiveMaxPool2d(1),
-        _ScaledDown(),
+        _LargestScaledDown(),
         nn.Linear(last, outputs),
     )
 

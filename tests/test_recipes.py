@@ -4,8 +4,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from benchmarks.networks import Convolution
 from benchmarks.recipes import RECIPES, build_mlp, signals_of, solve_logistic, train_recipe
 from benchmarks.stacked import Training
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.signal import correlate
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -127,3 +131,24 @@ def test_kinds_agree_with_signals():
     np.testing.assert_allclose(signals_of(logits, classes, "phi"), full.statistic()[0, :, 0], atol=1e-12)
     np.testing.assert_allclose(signals_of(logits, classes, "probabilities"), full.distribution()[0, :, 0], atol=1e-12)
     np.testing.assert_allclose(signals_of(np.array([[1.0, 2.0]]), np.array([[0.0, 4.0]]), "squared_error"), [5.0])
+
+
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(1, 6), st.integers(1, 6))
+def test_a_convolution_by_patches_is_the_convolution(given_channels, made_channels, height, width):
+    layer = Convolution(given_channels, made_channels).double()
+    x = torch.randn(3, given_channels, height, width, dtype=torch.float64, requires_grad=True)
+    expected = np.stack([
+        [
+            sum(correlate(channel, kernel, mode="same") for channel, kernel in zip(image, filters, strict=True))
+            for filters in layer.weight.detach().numpy()
+        ]
+        for image in np.pad(x.detach().numpy(), [(0, 0), (0, 0), (1, 1), (1, 1)])
+    ])[..., 1:-1, 1:-1]  # fmt: skip
+    patches = layer.by_patches(x)
+    np.testing.assert_allclose(patches.detach().numpy(), expected, atol=1e-12)
+    by_torch = torch.nn.functional.conv2d(x, layer.weight, padding=1)
+    weights = torch.randn_like(by_torch)
+    for found in zip(
+        *(torch.autograd.grad(out, (layer.weight, x), weights) for out in (patches, by_torch)), strict=True
+    ):
+        np.testing.assert_allclose(*(gradient.numpy() for gradient in found), atol=1e-12)
