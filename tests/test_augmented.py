@@ -240,7 +240,7 @@ def small_ensemble(folder, **options):
 def test_augmented_shadow_models_go_on_after_a_kill(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     code = f"from tests.test_augmented import small_ensemble; small_ensemble({str(killed)!r})"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # as here, or bits differ
     process = forked.started(["-c", code], environment, None, tmp_path)
     deadline = time.monotonic() + 120
     while len(list(killed.glob("model-*.npy"))) < 3 and process.is_alive() and time.monotonic() < deadline:
