@@ -175,11 +175,12 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     radius = NEAR * float((scale > 0).sum()) ** 0.5  # every column that varies adds 1 to the mean square
     kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
     generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator) / PROJECTIONS**0.5
+    directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator, dtype=torch.float64)
+    directions = directions.to(head.device) * scale.unsqueeze(1) / PROJECTIONS**0.5
     projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=head.device)
     for rows in head.slices(ROWS):
-        x = (head.features[rows].to(torch.float64) - mean).mul_(scale)
-        projected[:, rows] = (x.to(kind) @ directions.to(head.device, kind)).T
+        x = head.features[rows].to(torch.float64)
+        projected[:, rows] = torch.addmm(-mean @ directions, x, directions).T.to(kind)
     near, exact = np.zeros((2, head.n), dtype=bool)
     for k in range(PROJECTIONS):
         order = torch.argsort(projected[k])
