@@ -53,6 +53,8 @@ def test_a_named_layer_gives_its_own_outputs(model, x, y):
     assert_is_head_of(from_torch(softmax, TensorDataset(x, y), layer="net.fc"), model, x)
     inner = from_torch(model, TensorDataset(x, x[:, :5] * 2), layer="body", loss="squared")
     torch.testing.assert_close(inner.features, x)
+    words = "layer: expected a layer with an output for each class, got 'body' with 5, where the model has 3; name the"
+    refused(words, from_torch, model, TensorDataset(x, y), layer="body")
 
 
 def test_the_last_layer_is_the_last_to_run_not_the_last_defined(x, y):

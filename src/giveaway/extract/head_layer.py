@@ -36,7 +36,16 @@ class HeadLayer:
             got = f"shape {tuple(features.shape)} for {batch.rows} targets"
             remedy = "pool tokens before the head, or name another with layer="
             raise fail("layer", f"one row of features a record in layer {name!r}", got, remedy)
+        if not batch.targets.is_floating_point():
+            self._check_width(result, said)
         return storable(features), storable(said)
+
+    def _check_width(self, result: Any, said: torch.Tensor) -> None:
+        """Refuse a layer with more or fewer outputs than the model: hidden units are no logits."""
+        logits, width = logits_of(result), said.shape[1]
+        if isinstance(logits, torch.Tensor) and (outputs := logits.shape[1:].numel()) != width:
+            got = f"{self.name!r} with {width}, where the model has {outputs}"
+            raise fail("layer", "a layer with an output for each class", got, "name the model's last linear layer")
 
     def _call(self, batch: RecordBatch) -> tuple[Any, str, torch.Tensor, torch.Tensor]:
         """Return what the model gives, and the name, input and output of the last of the layers to run."""
