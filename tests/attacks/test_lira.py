@@ -88,8 +88,24 @@ def test_success_follows_the_effect_size():
     members = np.stack([rng.permutation(np.arange(400) < 200) for _ in range(300)], axis=1)
     for effect in (0.0, 1.0, 2.5):
         phi = rng.normal(size=members.shape) + effect * members
-        rate = success_rate(lira_within(Signals(phi, members, "phi"))).mean()
-        assert rate == pytest.approx(norm.cdf(effect / 2), abs=0.006)
+        for variance in ("per_record", "global_residual"):
+            rate = success_rate(lira_within(Signals(phi, members, "phi"), variance=variance)).mean()
+            assert rate == pytest.approx(norm.cdf(effect / 2), abs=0.006)
+
+
+def test_one_variance_for_all_records_is_better_with_few_models():
+    """Deviations of records differ by a factor of 1.5; of 12 models either side has 5 or 6 of the others."""
+    rng = np.random.default_rng(0)
+    members = np.stack([rng.permutation(np.arange(12) < 6) for _ in range(4000)], axis=1)
+    phi = (rng.normal(size=members.shape) + 1.5 * members) * rng.uniform(0.8, 1.2, size=4000)
+    signals = Signals(phi, members, "phi")
+    own, pooled = (lira_within(signals, variance=name) for name in ("per_record", "global_residual"))
+    assert success_rate(pooled).mean() > success_rate(own).mean() + 0.02
+    for model in range(12):
+        target, others = signals.of_models([model]), signals.of_models(np.delete(np.arange(12), model))
+        expected = lira(target, others, variance="global_residual", centre="mean").scores[0]
+        # the one variance is of all models, the attacked one among them: a record's share of it is next to nothing
+        assert np.mean((expected > 0) == (pooled.scores[model] > 0)) > 0.995
 
 
 def test_what_is_refused():

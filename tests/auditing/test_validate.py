@@ -54,7 +54,7 @@ def test_rows_name_the_signals_record_of_each_row(found):
 def test_words_and_json(found):
     recall = found.table.rows[0].recall[0.01, 0.05]
     sentence = found.conclusion()
-    assert sentence.startswith(f"The 5% of records that newton ranks highest hold {recall.value:.0%} (")
+    assert sentence.startswith(f"The 5 % of records that newton ranks highest hold {100 * recall.value:.0f} % (")
     assert f"at least {found.count.at_least} of 1000 records" in sentence
     assert "safe" not in sentence
     stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
@@ -63,7 +63,7 @@ def test_words_and_json(found):
     assert stored["seconds"]["audit"] == 0.5
     page = found.to_markdown()
     assert page.startswith(sentence)
-    assert "| loss | fewer than 2 shadow models |" in page
+    assert "| loss | fewer than 2 |" in page
 
 
 def test_rows_and_signals_that_cannot_be_used():

@@ -83,7 +83,7 @@ def test_after_a_validation_the_count_is_there():
     agreement = {
         "newton": {"top 0.01 in 0.05": [0.5, 0.4, 0.6], "spearman": [0.7, 0.6, 0.8], "worth_in_shadow_models": None}
     }
-    found.stated["agreement"] = agreement
+    found.stated.update(agreement=agreement, worth_tried_up_to=32)
     table = audit(made_head("classes"))
     told = summary(table, measured=found)
     assert told["validation"]["at_least_exposed"]["records"] == 30
@@ -91,7 +91,7 @@ def test_after_a_validation_the_count_is_there():
     text = Page(summary_pages(table, measured=found)["summary.html"]).text
     assert "0.50 (0.40 to 0.60)" in text
     assert "of the top 1 %, found in 5 %" in text
-    assert "more than were measured" in text
+    assert "more than 32 (the most that could be tried)" in text
 
 
 @pytest.mark.parametrize("kind", ["squared", "multi_label", "soft_labels", "one_logit"])

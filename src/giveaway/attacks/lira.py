@@ -41,17 +41,19 @@ def lira(
     return AttackScores("lira", scores, targets.members, {"mode": mode, "variance": variance, "centre": centre})
 
 
-def lira_within(models: Signals) -> AttackScores:
-    """Attack each of the models with the others as its references, online, by a mean and a variance for each record.
+def lira_within(models: Signals, *, variance: str = "per_record") -> AttackScores:
+    """Attack each of the models with the others as its references, online, by a mean for each record. A variance for
+    each takes many models; "global_residual" is one for all records.
 
     A model's own signals among its references, as in `lira(models, models)`, would flatter the attack: records without
     any effect then have a success of .62 with 16 models and .54 with 128, in place of .50.
     """
-    options = {"mode": "online", "variance": "per_record", "centre": "mean"}
+    options = {"mode": "online", "variance": variance, "centre": "mean"}
     _check(models, least=3, **options)
+    pooled = None if variance == "per_record" else _pooled_deviations(models, variance, "mean")
     scores = np.empty(models.members.shape)
     for part in models.blocks():
-        scores[:, part] = scores_within(models.statistic(part), models.members[:, part]).mean(axis=2)
+        scores[:, part] = scores_within(models.statistic(part), models.members[:, part], pooled).mean(axis=2)
     return AttackScores("lira", scores, models.members, options)
 
 
@@ -74,15 +76,16 @@ def side_moments(models: Signals) -> np.ndarray:
     return found
 
 
-def scores_within(phi: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Score each model's φ (M, n, Q) against the moments of the other models, which follow from those of all."""
+def scores_within(phi: np.ndarray, members: np.ndarray, pooled: np.ndarray | None = None) -> np.ndarray:
+    """Score each model's φ (M, n, Q) against the moments of the other models, which follow from those of all; `pooled`
+    are deviations of all records, IN and OUT."""
     sides = []
-    for mask in (members, ~members):
+    for side, mask in enumerate((members, ~members)):
         count, mean, of_all = moments(phi, mask)
         own = mask[:, :, None]
         rest, away = count - own, phi - mean
         variance = count / rest * (of_all - own * away**2 / rest)
-        deviation = np.sqrt(np.maximum(np.where(own, variance, of_all), 0.0))
+        deviation = np.sqrt(np.maximum(np.where(own, variance, of_all), 0.0)) if pooled is None else pooled[side]
         sides.append((mean - own * away / rest, deviation + FLOOR))
     return _score(phi, sides, "online")
 

@@ -92,7 +92,7 @@ def check_folder(place: AuditFolder, expected: Provenance, *, overwrite: bool = 
             inner.remove()
         place.clear()
     elif place.marked:
-        remedy = "choose another folder, or write over it (--overwrite)"
+        remedy = "choose another folder, or write over it (overwrite=True, --overwrite)"
         place.check(old, new, "an audit of the same inputs and options", remedy)
 
 

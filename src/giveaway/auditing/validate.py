@@ -34,6 +34,7 @@ from giveaway.views.trace import BY_CHANCE, within_classes
 
 LEAST_MODELS = 8
 LEAST_RECORDS = 100  # the top 1 % must hold a record
+FOR_OWN_VARIANCE = 64  # models; with fewer a variance for every record costs LiRA more than it tells (docs/validate.md)
 LEAST_FOR_WORTH = 2_000  # records: with fewer, the simulated worth was wrong by more than tenfold at times
 WORTH_WITHIN = 1 / 2.7, 2.0  # between which the measured worth lay, as parts of the simulated one
 
@@ -50,8 +51,10 @@ class Validation:
     """
 
     table: AgreementTable
-    worth: dict[str, float]  # in shadow models, by the recall of the narrowest top
+    worth: dict[str, float]  # in shadow models, by the recall of the narrowest top; infinity above `tried`
+    tried: int
     attack: AttackSummary
+    variance: str  # of LiRA, as `attacks.lira` names it
     count: DefensibleCount
     success: np.ndarray
     effect_size: np.ndarray
@@ -68,9 +71,10 @@ class Validation:
         row = next(row for row in self.table.rows if row.score == self.ranked_by)
         (top, keep), recall = next(iter(row.recall.items()))
         return (
-            f"The {keep:.0%} of records that {self.ranked_by} ranks highest hold {recall.value:.0%} "
-            f"({recall.low:.0%} to {recall.high:.0%}) of the {top:.0%} that LiRA with {self.models} models finds most "
-            f"exposed. By itself, LiRA would find as much with {_models(self.worth[self.ranked_by])}; {self.count}."
+            f"The {100 * keep:.0f} % of records that {self.ranked_by} ranks highest hold {100 * recall.value:.0f} % "
+            f"({100 * recall.low:.0f} to {100 * recall.high:.0f} %) of the {100 * top:.0f} % that LiRA with "
+            f"{self.models} models finds most exposed. By itself, LiRA would find as much with "
+            f"{worth_in_words(self.worth[self.ranked_by], self.tried)} shadow models; {self.count}."
             f"{self._together()}"
         )
 
@@ -111,6 +115,7 @@ class Validation:
             "target": None if self.target is None else list(self.target),
             "records": len(self.success),
             "ranked_by": self.ranked_by,
+            "worth_tried_up_to": self.tried,
             "conclusion": self.conclusion(),
             "agreement": {
                 row.score: {
@@ -125,6 +130,7 @@ class Validation:
                 "balanced_accuracy": _interval(self.attack.balanced_accuracy),
                 "tpr_at_fpr": {f"{rate:g}": _interval(cell) for rate, cell in self.attack.true_positive_rate.items()},
                 "nonmembers": self.attack.nonmembers,
+                "variance": self.variance,
             },
             "at_least_exposed": {
                 "records": self.count.at_least,
@@ -151,10 +157,15 @@ class Validation:
     def to_markdown(self) -> str:
         """Write the conclusion, the table and the figures of the attack."""
         lines = [self.conclusion(), "", self.table.to_markdown(), "| score | worth in shadow models |", "|---|---|"]
-        lines += [f"| {name} | {_models(value)} |" for name, value in self.worth.items()]
-        rates = ", ".join(f"{cell.value:.3f} at {rate:g}" for rate, cell in self.attack.true_positive_rate.items())
-        rates += f" false positives ({self.attack.nonmembers} non-members)."
-        lines += ["", f"LiRA: AUC {self.attack.auc.value:.3f}; true-positive rate {rates}"]
+        lines += [f"| {name} | {worth_in_words(value, self.tried)} |" for name, value in self.worth.items()]
+        rates = ", ".join(
+            f"{cell.value:.3f} at {rate:g}"
+            for rate, cell in self.attack.true_positive_rate.items()
+            if rate * self.attack.nonmembers >= 1  # below, not one false alarm is allowed
+        )
+        of = {"per_record": "a variance for each record", "global_residual": "one variance for all records"}
+        lines += ["", f"LiRA, with {of[self.variance]}: AUC {self.attack.auc.value:.3f}; true-positive rate {rates}"]
+        lines[-1] += f" false positives (of {self.attack.nonmembers:,} guesses about non-members)."
         return "\n".join([*lines, "", self.about_target(), "", self.cost(), ""])
 
 
@@ -235,7 +246,8 @@ def held_against(
     if not (own or _check_digests(table, compared.digests, "signals", "take signals of these records, in order")):
         _check_whose(table, judged, measured)
     success, effect = np.full(len(table), 0.5), np.zeros(len(table))
-    scored, effect[judged] = lira_within(attacked), measured.effect_size
+    variance = "per_record" if compared.models >= FOR_OWN_VARIANCE else "global_residual"
+    scored, effect[judged] = lira_within(attacked, variance=variance), measured.effect_size
     success[judged] = success_rate(scored)
     truth_models = compared.models // 2
     sizes = [2**k for k in range(1, 20) if 2**k <= compared.models - truth_models]
@@ -245,7 +257,9 @@ def held_against(
     return Validation(
         table=agreed,
         worth={row.score: curve.worth(row.recall[top, keep].value) for row in agreed.rows},
+        tried=sizes[-1],
         attack=summarize(scored, resamples=50, seed=seed),
+        variance=variance,
         count=count,
         success=success,
         effect_size=effect,
@@ -365,10 +379,11 @@ def _check_target(target: int | Sequence[int] | None, models: int) -> tuple[int,
     return tuple(np.unique(numbers).tolist())
 
 
-def _models(worth: float) -> str:
-    """Say a worth in shadow models in words; outside of what the curve shows it has only a bound."""
-    models = f"about {worth:.1f}" if worth >= 2 else "fewer than 2"
-    return "more shadow models than were measured" if np.isinf(worth) else f"{models} shadow models"
+def worth_in_words(worth: float, tried: int) -> str:
+    """Say how many shadow models; outside of those that were tried there is only a bound."""
+    if not np.isfinite(worth):
+        return f"more than {tried} (the most that could be tried)"
+    return f"about {worth:.{int(worth < 10)}f}" if worth >= 2 else "fewer than 2"
 
 
 def _interval(cell: Interval) -> list[float]:

@@ -20,7 +20,7 @@ from giveaway.checks import check_choice, check_whole, fail
 from giveaway.cli.source import Options, Say, device_named
 from giveaway.extract import from_file
 from giveaway.extract.model_records import read_records
-from giveaway.extract.user_files import call_factory, load_estimator, named_function, signals_from
+from giveaway.extract.user_files import call_factory, load_estimator, named_function, records_from, signals_from
 from giveaway.records import ScoreTable, Signals
 from giveaway.records.signals import MARKER
 from giveaway.text import human_seconds, parts_of
@@ -73,7 +73,7 @@ def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signal
     if "target_model" in options:
         expected, got = "signals that hold the audited model", f"--{named[0]}, which trains others"
         raise fail("target_model", expected, got, f"drop --target-model, or --{named[0]}")
-    models = check_whole("models", options.get("models", MODELS), LEAST_MODELS, remedy="fewer show nothing")
+    models = _how_many(options)
     place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
     training, trained = _training(options, audited, table, say)
     training, digests = checked_training(training, table)
@@ -90,6 +90,16 @@ def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signal
     if only is not None:
         return None, f"Models {only.start} to {only.stop - 1} of {models} are trained; --collect joins all slices."
     return signals, f"{trained} {taken_as[signals.kind]}"
+
+
+def _how_many(options: Options) -> int:
+    """Return the number of models to train: never fewer than are there already, which would take their place."""
+    there = Signals.load(options["signals"]).models if (Path(options["signals"]) / MARKER).exists() else 0
+    models = check_whole("models", options.get("models", max(MODELS, there)), LEAST_MODELS, remedy="fewer show nothing")
+    if models < there:
+        remedy = "leave --models out, which takes all of them, or name another folder for --signals"
+        raise fail("models", f"at least the {there} that are there already", str(models), remedy)
+    return models
 
 
 def _slice(options: Options) -> range | None:
@@ -152,7 +162,17 @@ def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, s
         said += f"; the audited model is a {like}: the count is of {kind} models"
     elif recipe is not None:
         said += "; the count is of these, whose settings need not be those of the audited model"
-    return training, f"The shadow models are {said}."
+    return training, f"The shadow models are {said}.{_of_features(options, audited)}"
+
+
+def _of_features(options: Options, audited: Mapping[str, Any]) -> str:
+    """Say that models are trained on features, which a network may have made that saw all records."""
+    if {"data", "inputs"} & {*options, *audited}:
+        return ""
+    return (
+        " They are trained on the features of the audit. If these are of a network that was trained on the same "
+        "records, the count leaves out what that network gives away: name the records themselves (--data)."
+    )
 
 
 def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Any, Any]:
@@ -174,6 +194,9 @@ def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: 
         return X, records.targets.numpy()
     if "features" in audited and ("train" not in options or table.meta.loss == "squared"):
         head, _ = from_file(audited["features"])
+        if "inputs" in audited:
+            records = records_from(audited["inputs"])
+            return records.reshape(len(records), -1), head.targets.numpy()
         return head.features if head.linear else None, head.targets.numpy()
     if "train" not in options:
         raise fail("data", "--data module:function", "none, and none in the audit", "name your data set")

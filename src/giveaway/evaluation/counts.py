@@ -51,10 +51,15 @@ class DefensibleCount:
     by_success: int
 
     def __str__(self) -> str:
+        beyond, flagged = f"an effect size above {self.effect:g}", int(self.flagged.sum())
+        wrong, power = f"{100 * self.false_discovery:.3g} %", f"{100 * self.power:.0f} %"
+        rates = f"false discovery rate {wrong}; chance to flag one of twice that effect: {power}"
+        if not self.at_least:
+            return f"how many of {self.records} records have {beyond} cannot be stated; {flagged} are flagged ({rates})"
+        share, sure = f"{100 * self.at_least / self.records:.2g} %", f"{100 * self.confidence:.3g} %"
         return (
-            f"at least {self.at_least} of {self.records} records ({self.at_least / self.records:.1%}) have an effect "
-            f"size above {self.effect:g} (confidence {self.confidence:.0%}); {int(self.flagged.sum())} are flagged "
-            f"(false discovery rate {self.false_discovery:.0%}; chance to find one of twice that: {self.power:.0%})"
+            f"at least {self.at_least} of {self.records} records ({share}) have {beyond} (confidence {sure}); "
+            f"{flagged} are flagged ({rates})"
         )
 
 

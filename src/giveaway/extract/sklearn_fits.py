@@ -59,7 +59,7 @@ def trace_of_stages(
     counts = np.unique(np.geomspace(1, total, stages).round().astype(int))
     with refusals(estimator):
         losses = [_losses(said_after(count), targets, classes=classes) for count in counts.tolist()]
-    return LossTrace.from_losses(np.stack(losses), targets=targets, ids=ids)
+    return LossTrace.from_losses(np.stack(losses), targets=targets, ids=ids, made_of={"stages": counts.tolist()})
 
 
 def fit_traced(

@@ -29,6 +29,8 @@ ROUNDING = 1e-3  # how far below 0 the rounding of half precision may bring a lo
 OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 CRITERIA = (*OF_CLASSES, nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
+AFTERWARDS = ("checkpoints", "stages")  # whose losses training itself did not see
+
 # what a model said of a batch: the plain criterion of its losses, outputs, targets
 Outputs = tuple[Any, torch.Tensor, torch.Tensor]
 
@@ -100,13 +102,15 @@ class LossTrace:
             raise fail("path", "a file beside resume", "none", "give the file that the trace was begun in")
 
     @classmethod
-    def from_losses(cls, losses: Any, *, targets: Any = None, ids: Any = None) -> "LossTrace":
+    def from_losses(
+        cls, losses: Any, *, targets: Any = None, ids: Any = None, made_of: Mapping[str, Any] | None = None
+    ) -> "LossTrace":
         """Make a trace of losses (epochs, records) that were recorded some other way; NaN where there is none."""
         held = as_tensor("losses", losses).cpu().numpy()
         if held.ndim != 2 or 0 in held.shape or held.dtype.kind != "f":
             got = f"{held.dtype} of shape {held.shape}"
             raise fail("losses", "floating-point numbers (epochs, records)", got, "give one row an epoch")
-        trace = cls(held.shape[1], targets=targets, ids=ids)
+        trace = cls(held.shape[1], targets=targets, ids=ids, made_of=made_of)
         trace._epochs = _as_stored(np.where(np.isposinf(held), np.nan, held))
         return trace
 
@@ -187,6 +191,11 @@ class LossTrace:
     def epochs(self) -> int:
         """The number of epochs that have ended."""
         return len(self._epochs if self._file is None else self.losses)
+
+    @property
+    def steps(self) -> str:
+        """What a row is of: "epochs" of the training, or "checkpoints" or "stages" of the model that were asked."""
+        return next((name for name in AFTERWARDS if name in self._header["made_of"]), "epochs")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the epochs that have ended to a file that `LossTrace(path)` and `giveaway audit --trace` read."""

@@ -127,9 +127,11 @@ class FusionReport(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class TraceReport(Section):
-    """The trace of the training: how it was proved to be of these records, the band of all records at every epoch
-    (quantiles .1, .5, .9; None where none came up), and the losses of the most exposed rows."""
+    """The trace of the training: its epochs, or its steps of another kind, how it was proved to be of these records,
+    the band of all records at every epoch (quantiles .1, .5, .9; None where none came up), and the losses of the most
+    exposed rows."""
 
+    steps: str = "epochs"
     epochs: int
     proof: str
     never_seen: int

@@ -124,11 +124,12 @@ def _learned(table: Any, rows: np.ndarray) -> list[str]:
     learned, forgotten = (table.attributes.get(name) for name in ("learned_by", "forgotten"))
     if learned is None or table.meta.trace is None:
         return hard
-    half, clauses = int(np.median(learned)), []
+    half, step, steps = int(np.median(learned)), table.meta.trace.steps.removesuffix("s"), table.meta.trace.epochs
+    clauses = []
     for row, words, below in zip(rows, hard, _percent_below(learned, rows), strict=True):
         found = [words] if words else []
         if below >= HIGH or (words and learned[row] > half):
-            late = f"learned by epoch {learned[row]} of {table.meta.trace.epochs}, half of the records by epoch {half}"
+            late = f"learned by {step} {learned[row]} of {steps}, half of the records by {step} {half}"
             found.append(late if words else f"it was {late}")
         if forgotten is not None and forgotten[row] and found:
             found.append("forgotten once" if forgotten[row] == 1 else f"forgotten {forgotten[row]} times")

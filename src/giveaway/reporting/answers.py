@@ -197,9 +197,13 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
 
 def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool) -> Answer:
     told = counts(shared)
-    said = ["No attack was run: the order is an estimate from the trained model alone.", words.found_elsewhere(table)]
+    seen = " and the losses of its training" if table.meta.trace is not None else ""
+    said = [f"No attack was run: the order is an estimate from the trained model{seen}.", words.found_elsewhere(table)]
     if measured is not None and not measured.stated["at_least_exposed"]["records"]:
-        said = ["The attack was run on too few models to tell how many are exposed; the order is an estimate."]
+        said = [
+            "The attack was run, and could not tell how many are exposed: either few are, or the models were too few "
+            "to show it. The order is an estimate."
+        ]
     elif measured is not None:
         count = measured.stated["at_least_exposed"]
         wrong = f"{100 * count['false_discovery_rate']:.3g} %"
@@ -210,6 +214,9 @@ def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool
             f"expected to be wrong; a {table.meta.record} without a flag may still be exposed.",
         ]
     elif table.meta.predicted_share is not None:
-        said.append("Such predictions were right for 95 % of 92 kinds of models, each on data that the rule never saw.")
+        said.append(
+            "Such a prediction was held against measured models of 92 kinds, on data that its rule never saw: for 95 % "
+            "of the kinds it was right."
+        )
     said += [*words.cautions(table.meta, told, MANY_COPIES), LIMITS]
     return Answer("How sure is this?", "This does not prove safety.", " ".join(filter(None, said)))

@@ -141,7 +141,8 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
             style = {"color": COLOURS[place], "linestyle": DASHES[place], "linewidth": 1.8}
         axes.plot(epochs[there], roots[there], marker=".", markersize=4, label=label, zorder=20 - place, **style)
     axes.set(xlim=(min(1, trace.epochs - 1), trace.epochs), ylim=(0, None))
-    axes.set(xlabel="epoch of training", ylabel="root of the loss as training came to it")
+    when = "as training came to it" if trace.steps == "epochs" else f"at the {trace.steps}"
+    axes.set(xlabel=trace.steps.removesuffix("s"), ylabel=f"root of the loss {when}")
     return legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from giveaway.auditing.validate import Validation
+from giveaway.auditing.validate import Validation, worth_in_words
 from giveaway.checks import fail
 from giveaway.records import ScoreTable
 from giveaway.records.meta import check_fields
@@ -27,6 +27,7 @@ AGAIN = "run giveaway validate again"
 MEASURED = {
     "models": int,
     "records": int,
+    "worth_tried_up_to": int,
     "conclusion": str,
     "recipe": str | None,
     "trained": str | None,
@@ -121,6 +122,6 @@ def agreement_lines(stated: Mapping[str, Any]) -> dict[str, list[Any]]:
     lines = []
     for name, values in scores.items():
         worth, cells = values["worth_in_shadow_models"], (values[key] for key in [*tops, "spearman"])
-        needed = "more than were measured" if worth is None else f"about {worth:.1f}" if worth >= 2 else "fewer than 2"
+        needed = worth_in_words(np.inf if worth is None else worth, stated["worth_tried_up_to"])
         lines.append((name, *("{:.2f} ({:.2f} to {:.2f})".format(*cell) for cell in cells), needed))
     return {"heads": [*heads, "Spearman", "worth in shadow models"], "lines": lines}

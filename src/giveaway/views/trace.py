@@ -106,6 +106,7 @@ class TraceView:
         band = [np.quantile(one, BAND).round(6).tolist() if len(one) else [None] * len(BAND) for one in there]
         shown = np.asarray(self._losses[:, rows], dtype=np.float64)
         return {
+            "steps": self._trace.steps,
             "epochs": len(self._losses),
             "proof": self.proof,
             "never_seen": self.never_seen,
