@@ -143,7 +143,7 @@ def test_your_function_needs_no_data_beside_an_audit_of_classes(giveaway, done, 
     assert line.startswith("giveaway: folder: expected shadow models of the same plan, got code differ; train them in")
     line = giveaway("validate", "audit", "--train", "mine:of_three")[2].splitlines()[-1]
     assert line.startswith(
-        "giveaway: model: expected a function of (rows, seed), got one of (rows, seed, epochs); take"
+        "giveaway: train: expected a function of (rows, seed), got one of (rows, seed, epochs); take"
     )
     out = done("purge", "audit")
     assert not Path("audit").exists()
@@ -200,6 +200,32 @@ def test_records_of_another_audit_are_refused_before_training(giveaway, done, mi
         assert "expected the audit's own records, got other classes in " in line
     assert not mine.TRAINED
     assert not Path("audit/signals").exists()
+
+
+def test_fewer_models_than_are_there_never_take_their_place(giveaway, done, mine):
+    audit(from_sklearn(LogisticRegression().fit(mine.X, mine.Y), mine.X, mine.Y), scores=["loss"]).save("audit")
+    options = ("validate", "audit", "--recipe", "logistic", "--data", "mine:plain")
+    done(*options, "--models", 66)
+    code, _, error = giveaway(*options, "--models", 8)
+    words = "models: expected at least the 66 that are there already, got 8; leave --models out, which takes all of "
+    assert (code, error.splitlines()[-1]) == (2, f"giveaway: {words}them, or name another folder for --signals")
+    assert json.loads(done(*options, "--json"))["models"] == 66
+
+
+def test_a_recipe_trains_on_the_records_and_says_where_it_has_features_alone(done, mine):
+    fitted = LogisticRegression().fit(mine.X, mine.Y)
+    from_sklearn(fitted, mine.X, mine.Y).save("head.npz")
+    np.savez("inputs.npz", inputs=mine.X.reshape(120, 1, 2, 2))
+    recipe = ("--recipe", "logistic", "--models", 8, "--json")
+    done("audit", "--features", "head.npz", "--out", "bare")
+    told = json.loads(done("validate", "bare", *recipe))["trained"]
+    assert (
+        "trained on the features of the audit. If these are of a network that was trained on the same records" in told
+    )
+    done("audit", "--features", "head.npz", "--inputs", "inputs.npz", "--out", "whole")
+    assert "features" not in json.loads(done("validate", "whole", *recipe))["trained"]
+    of_features, of_inputs = (Signals.load(f"{name}/signals").values for name in ("bare", "whole"))
+    np.testing.assert_allclose(of_features, of_inputs)
 
 
 def test_slices_trained_apart_are_collected(giveaway, done, mine):

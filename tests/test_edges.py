@@ -9,9 +9,12 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
 
+import giveaway as ga
 from giveaway.checks import check_names, raised_at
 from giveaway.curvature.choice import Sketch, check_probes
 from giveaway.extract.user_files import names_in, read_npz_keys, subgroups_from
@@ -268,3 +271,30 @@ def test_counts_are_rounded_by_a_twentieth_at_most_and_down_on_request(count):
     assert about(count, down=True) > count - max(10, 0.1001 * count)
     assert about(count) % 10 == 0
     assert sum(about(count + k) != about(count + k + 1) for k in range(step)) <= 2
+
+
+@pytest.mark.parametrize("wrong", [LogisticRegression(), np.eye(3), None])
+def test_what_is_no_head_no_table_and_no_estimator(wrong):
+    kind = type(wrong).__name__
+    refused(f"head: expected a Head or Texts or Depths, got {kind}; make one with ga.from_torch", ga.audit, wrong)
+    refused(f"table: expected a ScoreTable, got {kind}; pass what ga.audit returned", ga.report, wrong, "unused")
+    refused(f"table: expected a ScoreTable, got {kind}; pass what", ga.validate, lambda rows, seed: 0, wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"), [("model.skops", "str"), (LogisticRegression, "the class LogisticRegression")]
+)
+def test_files_and_classes_are_no_fitted_estimators(wrong, got):
+    words = f"estimator: expected a fitted estimator, got {got}; pass the object that was fitted; load it if it is in a"
+    refused(words, ga.from_sklearn, wrong, np.eye(3), [0, 1, 0])
+
+
+def test_halves_of_bits_are_records_too():
+    """NumPy has no bfloat16: digests, neighbours and reasons read such records all the same."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    y = (x[:, 0] > 0).long()
+    outputs = torch.stack([-x[:, 0], x[:, 0]], 1)
+    half = ga.Head(x, outputs, y, "cross_entropy", l2=1.0, inputs=x)
+    whole = ga.Head(x.float(), outputs.float(), y, "cross_entropy", l2=1.0, inputs=x.float())
+    ours, theirs = (ga.audit(head, scores=("fused", "newton")) for head in (half, whole))
+    np.testing.assert_allclose(ours["fused"], theirs["fused"], atol=0.1)

@@ -51,7 +51,7 @@ def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Suggest names near a misspelt one, else list the names to choose from."""
     known = list(choices)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6 if len(name) > 3 else 0.5)
     if near:
         return "did you mean " + " or ".join(near) + "?"
     return "choose from " + listed(known)
@@ -133,6 +133,14 @@ def check_penalty(argument: str, value: Any) -> float:
     if number and not 1 / LARGEST <= number <= LARGEST:
         raise fail(argument, f"0, or {1 / LARGEST:g} to {LARGEST:g}", f"{number:g}", "rescale the features, or give 0")
     return number
+
+
+def check_kind(argument: str, value: Any, kinds: type | tuple[type, ...], remedy: str) -> None:
+    """Refuse an object of another class, and a class in place of an object."""
+    if not isinstance(value, kinds):
+        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+        got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise fail(argument, f"a {' or '.join(names)}", got, remedy)
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_what_is_said_of_the_models(result, tmp_path):
     )
     assert said[1].startswith("The attack is on 8 others of each remedy, each trained on half of the records: ")
     assert said[2].startswith(
-        "One training each: differences within the intervals may be noise, and another training would differ too. "
+        "Differences within the intervals may be noise, and other trainings would differ too. "
     )
     quick = replace(found, models=0).statements()
     assert quick[1].startswith("The attack is on that model: it guesses by the losses alone ")

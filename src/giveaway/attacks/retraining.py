@@ -247,13 +247,15 @@ class Retraining:
         except TypeError as error:
             expected = "a function of (rows, seed, device)" if self.devices else "a function of (rows, seed)"
             got, remedy = f"one of {signature}", "take these alone; functools.partial gives the rest"
-            raise fail("model", expected, got, remedy) from error
+            raise fail("train", expected, got, remedy) from error
 
     def _read_targets(self, y: np.ndarray) -> None:
         set_field = object.__setattr__
         y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
         if not is_classifier(self.model) if self.is_estimator else y.dtype.kind == "f":
-            if y.dtype.kind not in "fiub" or not np.isfinite(y).all():
+            if y.dtype.kind not in "fiub":
+                raise fail("y", "numbers beside a regressor", "labels", "name a classifier for them")
+            if not np.isfinite(y).all():
                 raise fail("y", "finite numbers", f"others ({y.dtype})", "repair or drop those records")
             set_field(self, "values", y.astype(np.float64))
             return

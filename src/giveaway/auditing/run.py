@@ -13,7 +13,7 @@ from giveaway.auditing.depths import DepthAudit
 from giveaway.auditing.plan import DEFAULT, Plan, plan
 from giveaway.auditing.scoring import score
 from giveaway.auditing.texts import audit_texts
-from giveaway.checks import InputError, fail
+from giveaway.checks import InputError, check_kind, fail
 from giveaway.curvature.choice import Auto, Dense, Sketch, compute, expected_passes
 from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
@@ -82,6 +82,7 @@ def audit(
     >>> int(ga.audit(head).top(1, by="leverage").ids[0])
     3
     """
+    check_kind("head", head, (Head, Texts, Depths), "make one with ga.from_torch, ga.from_sklearn or ga.from_file")
     if not isinstance(head, Head):
         other = "texts" if isinstance(head, Texts) else "a network"
         refused = {"optimum": optimum != "assumed", "kernel": kernel is not None}

@@ -14,7 +14,7 @@ from giveaway.attacks.lira import lira_within
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import OnModel, train_shadows
 from giveaway.attacks.shadow_store import stored_seconds
-from giveaway.checks import fail
+from giveaway.checks import check_kind, fail
 from giveaway.evaluation.counts import DefensibleCount, defensible_count
 from giveaway.evaluation.posterior import EffectPosterior, posterior
 from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
@@ -208,6 +208,7 @@ def validate(
     >>> print(found.about_target())
     The audited model is none of the 8.
     """
+    check_kind("table", table, ScoreTable, "pass what ga.audit returned")
     if isinstance(training, Signals):
         return held_against(training, table, rows, seed=seed, target=target)
     if target is not None:

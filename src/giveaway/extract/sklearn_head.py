@@ -22,6 +22,7 @@ from giveaway.records.rows import linear_outputs
 
 LEAST_PROBABILITY = 1e-12
 HARMLESS = re.compile(r"X has \d+ features|Input (X )?contains (NaN|infinity)|Expected 2D array|Found array with")
+SETTING = re.compile(r"The '(\w+)' parameter of \w+ must be (.+)\. Got (.+) instead")
 ACCEPTED = "inputs the estimator accepts"
 REFIT = "pass the X the estimator was fitted with"
 DENSE_BYTES = 2**30  # a sparse X is made dense up to this size: a head's features are dense
@@ -66,6 +67,11 @@ def from_sklearn(
     >>> from_sklearn(LogisticRegression(C=2.0, max_iter=1000).fit(X, y), X, y)
     Head(n=150, d=4, m=3, loss='cross_entropy', l2=0.5, inputs=(4,))
     """
+    if isinstance(estimator, type) or not hasattr(estimator, "predict"):
+        got = f"the class {estimator.__name__}" if isinstance(estimator, type) else type(estimator).__name__
+        raise fail(
+            "estimator", "a fitted estimator", got, "pass the object that was fitted; load it if it is in a file"
+        )
     whole, given = estimator, X
     estimator, X = last_step(whole, X)
     names: dict[str, Any] = {"model": type(estimator).__name__}
@@ -210,6 +216,8 @@ def refusals(estimator: Any, argument: str = "X", expected: str = ACCEPTED, reme
         raise fail("estimator", "a fitted estimator", got, "fit it first") from error
     except ValueError as error:
         line = str(error).partition("\n")[0]
+        if setting := SETTING.match(line):
+            raise fail("estimator", f"{setting[1]} to be {setting[2]}", setting[3], "set it to one of those") from error
         got = line if HARMLESS.match(line) else f"others ({type(error).__name__})"
         raise fail(argument, expected, got, remedy) from error
 

@@ -177,7 +177,7 @@ def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> 
         limit = f"{allowed:.3%} of them"
     if power < rule.limits["least_power"] and value <= allowed:
         got = f"{power:.2f} with {models} models"
-        remedy = "train more shadow models and validate again, or set least_power"
+        remedy = "train more shadow models and validate again, or lower least_power in the rule"
         raise fail(place, f"a count with a power of at least {rule.limits['least_power']:g}", got, remedy)
     words = (
         f"at least {most} of {records} records ({most / records:.3%}) measured as exposed"

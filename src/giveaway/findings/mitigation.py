@@ -91,7 +91,7 @@ class Mitigation:
             f"on fewer where some were left out, and asked about the other {self.held_out}.",
             f"The attack is on {attack}; 0.5 is a coin. The most exposed are the {self.top} that the audit ranks "
             f"highest by {self.ranked_by}, of the records left in.",
-            "One training each: differences within the intervals may be noise, and another training would differ too. "
+            "Differences within the intervals may be noise, and other trainings would differ too. "
             "An attack that fails is no proof of safety. These are models like yours, not the one that you release: "
             "audit that one.",
         ]

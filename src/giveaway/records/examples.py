@@ -51,7 +51,7 @@ def _as_images(inputs: np.ndarray, argument: str) -> np.ndarray | None:
 def check_inputs(value: Any, n: int) -> Any:
     """Return the records themselves, n rows, as a tensor, an array, a DataFrame, or a list of strings."""
     if isinstance(value, torch.Tensor):
-        value = value.detach()
+        value = value.detach().float() if value.dtype == torch.bfloat16 else value.detach()  # NumPy has no bfloat16
     elif hasattr(value, "iloc"):
         value = value.to_numpy() if value.ndim == 1 else value
     elif isinstance(value, list | tuple) and all(isinstance(row, str) for row in value):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import CHECK_BYTES, ROWS_PER_CHECK, as_tensor, check_names, fail
-from giveaway.storage.arrays import array_digest, read_arrays
+from giveaway.storage.arrays import array_digest, read_arrays, to_numpy
 from giveaway.storage.folder import MarkedFolder
 
 CLASSES = "classes"
@@ -153,7 +153,7 @@ def _hashed(block: Any, key: bytes) -> np.ndarray:
         cells = block.tolist() if isinstance(block, np.ndarray) else block
         rows: Any = [repr(row).encode("utf-8", "surrogatepass") for row in cells]
     else:
-        held = block.toarray() if hasattr(block, "toarray") else as_tensor("rows", block).cpu()
+        held = block.toarray() if hasattr(block, "toarray") else to_numpy(as_tensor("rows", block))
         numbers = np.ascontiguousarray(held, dtype=np.float32) + np.float32(0)  # −0 is 0
         rows = numbers.reshape(len(held), -1).view(np.uint8)
     return np.frombuffer(b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows), "<u8")

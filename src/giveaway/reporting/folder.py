@@ -10,7 +10,7 @@ import numpy as np
 
 from giveaway.auditing.store import AuditFolder, check_folder, provenance, save_audit
 from giveaway.auditing.validate import Validation
-from giveaway.checks import check_names, fail
+from giveaway.checks import check_kind, check_names, fail
 from giveaway.findings.explain import SUBGROUP
 from giveaway.findings.extras import FILE, ReportExtras, make_extras
 from giveaway.records import Head, ScoreTable
@@ -51,6 +51,7 @@ def report(
     show_records : name the nearest records of the most exposed and, with the head, show what they hold.
     overwrite : write over the audit of other records in that folder.
     """
+    check_kind("table", table, ScoreTable, "pass what ga.audit returned")
     origin = table.meta.provenance or provenance(digest_of({"ids": table.ids, **table.scores}), {})
     groups = {name: check_names(name, v, len(v), unique=False) for name, v in (subgroups or {}).items()}
     table = described(

@@ -109,7 +109,9 @@ def read_toml(argument: str, path: str | os.PathLike[str], kind: str) -> dict[st
     """Read a TOML file of the user's, or refuse it in one line."""
     try:
         return tomllib.loads(read_small(path, TOML_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise fail(argument, kind, f"{path} ({type(error).__name__})", "check the path") from error
+    except (ValueError, RecursionError) as error:
         got = f"{path} ({error if isinstance(error, ValueError) else type(error).__name__})"
         raise fail(argument, kind, got, "correct it") from error
 

@@ -24,6 +24,7 @@ from giveaway.storage import files
 from giveaway.storage.arrays import write_archive
 from giveaway.storage.files import file_digest, opened_folder, part_of, private_folder, sync
 
+MOST_NAMED = 4  # differences
 UNFINISHED, OF_PROCESS = "checkpoint", "process-"
 EVERY = 60.0  # seconds between saves of partial work, at least
 SHARE = 20  # how many times longer than the save itself that must be
@@ -59,7 +60,7 @@ class MarkedFolder:
         if not file.is_file():
             expected = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} with {self.marker}"
             raise fail(argument or self.argument, expected, str(self.path), "name the folder that giveaway wrote")
-        return files.read_json(argument or self.argument, file, "remove it, or choose another folder")
+        return files.read_json(argument or self.argument, file, f"remove {self.path}, or choose another folder")
 
     def listed(self) -> dict[str, str]:
         """Return the names of the folder's files, and the SHA-256 of each."""
@@ -191,7 +192,8 @@ class MarkedFolder:
         """Refuse a folder that was made of something else than `expected`, and say what differs."""
         made_of = {name: value for name, value in stored.items() if name != "files"}
         if different := files.differences(made_of, expected, self.words):
-            raise fail(self.argument, meaning, "; ".join(different), remedy)
+            more = [f"and {len(different) - MOST_NAMED} more"] if len(different) > MOST_NAMED else []
+            raise fail(self.argument, meaning, "; ".join(different[:MOST_NAMED] + more), remedy)
 
     def clear(self, names: Collection[str] | None = None) -> int:
         """Remove the listed files, or those of these names, as far as they are what was written; return their number.
