@@ -7,6 +7,7 @@ One thread and CPU seconds, every ratio from alternating timings in one process:
                least 1,000);
   deep_kernel  the NNGP kernel of 10 ReLU layers, n records of 3,072 numbers, over one product X Xᵀ and ten
                arc cosines of an n × n matrix (target: at most 3).
+And how many n × n matrices `ga.lood` takes at its peak, in a process of its own.
 
     python -m benchmarks.lood_speed [--records 5000] [--repeats 3] [--threads 1] [--out FILE.json]
 """
@@ -19,14 +20,23 @@ import torch
 from scipy.linalg import lapack
 from threadpoolctl import threadpool_limits
 
-from benchmarks.measuring import cpu_timed, digits, read_options, write_result
-from giveaway.gp.distinguishability import divergence
+from benchmarks.measuring import (
+    alone,
+    cpu_timed,
+    digits,
+    memory,
+    read_options,
+    reset_peak_memory,
+    write_result,
+)
+from giveaway.gp.distinguishability import divergence, lood
 from giveaway.gp.kernels import RBF, kernel_matrix
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import kernel_regression
 
 OUTPUTS, NOISE = 3, 0.05
 PIXELS, LAYERS = 3072, 10
+MEMORY_OF = (3_000, 9_000)
 ALONE = 2  # records for which the others are factored afresh, a repeat
 
 
@@ -48,9 +58,9 @@ def records_part(n: int, repeats: int) -> dict:
         posterior, fitted = cpu_timed(lambda: kernel_regression(matrix, y, NOISE))
         found, left = cpu_timed(partial(divergence, posterior))
         del posterior
-        by_hand, alone = cpu_timed(partial(one_by_one, matrix, y, repeat * ALONE))
+        by_hand, afresh = cpu_timed(partial(one_by_one, matrix, y, repeat * ALONE))
         worst = max(abs(float(found.kl[i]) - kl) / kl for i, kl in by_hand.items())
-        measured = (fitted + left, fitted, potrf + trtri, potrf, trtri, alone / ALONE)
+        measured = (fitted + left, fitted, potrf + trtri, potrf, trtri, afresh / ALONE)
         for values, seconds in zip(times.values(), measured, strict=True):
             values.append(seconds)
     over = [ours / theirs for ours, theirs in zip(times["all"], times["lapack"], strict=True)]
@@ -109,6 +119,16 @@ def kernel_part(n: int, repeats: int) -> dict:
     }
 
 
+def memory_part(n: int) -> float:
+    """Peak memory in n × n matrices, beside what a small run leaves."""
+    x, y = normal(n, 20), normal(n, OUTPUTS, seed=1)
+    lood("rbf", x[:100], y[:100], NOISE)
+    before = memory("VmRSS")
+    reset_peak_memory()
+    lood("rbf", x, y, NOISE)
+    return (memory("VmHWM") - before) / (8 * n * n)
+
+
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -121,7 +141,8 @@ def main() -> None:
         part(500, 1)  # nothing below is a first call
     found = records_part(options.records, options.repeats)
     deep = kernel_part(options.records, options.repeats)
-    write_result(options.out, {"all_records": found, "deep_kernel": deep}, "scipy")
+    peaks = {n: digits(alone(memory_part, n)) for n in MEMORY_OF}
+    write_result(options.out, {"all_records": found, "deep_kernel": deep, "matrices_at_the_peak": peaks}, "scipy")
 
 
 if __name__ == "__main__":

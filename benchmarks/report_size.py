@@ -3,7 +3,8 @@
     python -m benchmarks.report_size [--rows 2 50000 1000000] [--out FILE.json]
 
 Tables are made up, with names as ids, ten classes and every column that an audit has. The look is what the report needs
-of the head besides (a map by PCA), done by `giveaway audit` once; a page is open when both maps are drawn, in chromium.
+of the head besides (a map by PCA), done by `giveaway audit` once. A page is open in chromium once it is loaded and its
+scripts have run; its maps are drawn when a reader unfolds them.
 """
 
 import shutil
@@ -18,7 +19,7 @@ from giveaway.findings.extras import make_extras
 from giveaway.reporting.pages import summary_pages
 from giveaway.reporting.report import render
 
-READY = "html[data-maps=ready]"
+MAPS, READY = "#map > summary", "html[data-maps=ready]"
 
 
 def made_head(n: int, d: int = 16, classes: int = 10) -> Head:
@@ -31,8 +32,8 @@ def made_head(n: int, d: int = 16, classes: int = 10) -> Head:
     return Head(features, features @ weight.T, labels, "cross_entropy", l2=1.0, ids=ids)
 
 
-def opened(page: Path) -> float:
-    """Seconds until the maps are drawn, the best of three."""
+def opened(page: Path) -> tuple[float, float]:
+    """Seconds until the page is loaded, and from there until the maps are drawn, each the best of three."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -40,11 +41,12 @@ def opened(page: Path) -> float:
         found = []
         for _ in range(3):
             tab = browser.new_page()
-            tab_opened = timed(lambda tab=tab: (tab.goto(page.as_uri()), tab.wait_for_selector(READY)))
-            found.append(tab_opened[1])
+            _, loaded = timed(lambda tab=tab: tab.goto(page.as_uri()))
+            _, drawn = timed(lambda tab=tab: (tab.click(MAPS), tab.wait_for_selector(READY)))
+            found.append((loaded, drawn))
             tab.close()
         browser.close()
-    return min(found)
+    return min(loaded for loaded, _ in found), min(drawn for _, drawn in found)
 
 
 def measure(n: int) -> dict[str, float | int]:
@@ -55,7 +57,7 @@ def measure(n: int) -> dict[str, float | int]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         path.write_text(page, encoding="utf-8")
-        seconds = opened(path)
+        loaded, drawn = opened(path)
         size = path.stat().st_size
     return {
         "rows": n,
@@ -63,7 +65,8 @@ def measure(n: int) -> dict[str, float | int]:
         "summary_kilobytes": round(len(pages["summary.html"]) / 1e3, 1),
         "seconds_to_write": round(written, 2),
         "seconds_of_the_look": round(looked, 2),
-        "seconds_to_open": round(seconds, 2),
+        "seconds_to_open": round(loaded, 2),
+        "seconds_to_draw_the_maps": round(drawn, 2),
     }
 
 

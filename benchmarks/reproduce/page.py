@@ -265,7 +265,7 @@ def _averaged(names: dict[str, Any]) -> dict[str, Any] | None:
         return {over: own[over]["gls_trace"] for over in ("all", "first")} | {"targets": own["targets"], "told": told}
     if (kept := names["gls_averaged"]) is None:
         return None
-    told = f"{kept['targets']} targets, from the means and deviations kept of {kept['references']} models"
+    told = f"{kept['targets']} targets, by normal laws of the means and deviations kept of {kept['references']} models"
     return {**kept, "told": told}
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from giveaway import audit
+from giveaway.auditing.store import provenance
 from giveaway.cli import cli
 from giveaway.evaluation.exposed_share import WORDS
 from giveaway.records import ScoreTable
@@ -94,18 +95,25 @@ def test_groups_are_held_against_chance(table):
 
 VIEW = ViewReport(kind="tabular", left_out_error=0.5, memorized=0.5, head_is_exact=False)
 AT_OPTIMUM = Optimum(relative_gradient=None, note="")
+FROM_FILE = " --estimator FILE --data module:function"
+
+
+def made_of(**config):
+    return provenance("0" * 64, config)
 
 
 @pytest.mark.parametrize(
     ("meta", "kind", "training"),
     [
-        (Meta(model="RandomForestClassifier", fusion=FusionReport(weights={"out_of_bag": 1.0})), "forest", ""),
-        (Meta(model="HistGradientBoostingClassifier"), "boosted", ""),
-        (Meta(model="SVC"), "", ""),
+        (Meta(model="RandomForestClassifier", fusion=FusionReport(weights={"out_of_bag": 1.0})), "forest", FROM_FILE),
+        (Meta(model="HistGradientBoostingClassifier"), "boosted", FROM_FILE),
+        (Meta(model="SVC"), "", FROM_FILE),
+        (Meta(model="SVC", provenance=made_of(estimator="svc.skops")), "", ""),
+        (Meta(model="SVC", provenance=made_of(estimator="svc.pkl", allow_pickle=True)), "", " --allow-pickle"),
         (Meta(), "", " --train module:function"),
-        (Meta(model="LogisticRegression", optimum=AT_OPTIMUM), "linear", ""),
+        (Meta(model="LogisticRegression", optimum=AT_OPTIMUM), "linear", FROM_FILE),
         (Meta(optimum=AT_OPTIMUM, view=replace(VIEW, head_is_exact=True)), "linear", " --train module:function"),
-        (Meta(model="MLPClassifier", optimum=AT_OPTIMUM, view=VIEW), "network", ""),
+        (Meta(model="MLPClassifier", optimum=AT_OPTIMUM, view=VIEW), "network", FROM_FILE),
         (Meta(model="Sequential", optimum=AT_OPTIMUM, view=VIEW), "network", " --train module:function"),
     ],
     ids=lambda value: (value.model or "no name") if isinstance(value, Meta) else str(value),

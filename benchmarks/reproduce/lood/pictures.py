@@ -187,12 +187,12 @@ def runs(found: dict[str, Any], arrays: Arrays) -> Figure:
         "convolutional": ("8b: CNN", found["convolutional"]["share_of_own_kl"]),
         "normalized": ("10: CNN, normalized records", found["normalized"]["over_the_record"]),
     }
-    count = max(len(shares) for _, shares in sides.values())
+    count = min(len(shares) for _, shares in sides.values())
     figure = new_picture((3.4 * count, 4.6))
     grid = figure.subplots(2, 2 * count, squeeze=False)
     for row, (name, (title, shares)) in enumerate(sides.items()):
         grid[row, 0].set_title(title, fontsize=11, loc="left")
-        for place, share in enumerate(shares):
+        for place, share in enumerate(shares[:count]):
             record, query = arrays[f"{name}_records"][place], arrays[f"{name}_queries"][place]
             _show(grid[row, 2 * place], record, "record")
             asked = stretched(query) if name == "convolutional" else query

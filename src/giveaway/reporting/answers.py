@@ -167,7 +167,7 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
     """Name the actions that fit what was measured, the kind of model, and the data."""
     meta, question = table.meta, "What to do?"
     whom = "The commands are for whoever trained the model; FOLDER is the folder of this audit."
-    training = "" if words.is_estimator(meta) else " --train module:function"
+    training = words.how_to_train(meta)
     harm = f", and the groups that stand out would lose the most {meta.record}s" if uneven else ""
     wrong = "private" if meta.loss == "tokens" else "mislabelled"
     look = (

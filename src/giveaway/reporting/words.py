@@ -137,6 +137,14 @@ def is_estimator(meta: Meta) -> bool:
     return meta.model is not None and (black_box or meta.model in {kind.__name__ for kind in FIELDS})
 
 
+def how_to_train(meta: Meta) -> str:
+    """Return the options by which `validate` and `mitigate` can train such a model again."""
+    config = {} if meta.provenance is None else meta.provenance.config
+    if "estimator" in config:
+        return " --allow-pickle" if config.get("allow_pickle") else ""
+    return " --estimator FILE --data module:function" if is_estimator(meta) else " --train module:function"
+
+
 def _benchmark(meta: Meta) -> str:
     """Name the benchmark of models like the audited one, if there is one."""
     kind = kind_of(meta)
