@@ -107,7 +107,7 @@ def test_an_audit_its_folder_its_report_and_its_end(done, drawn, file):
     assert [float(row["newton"]) for row in rows] == expected["newton"].tolist()
     printed = re.findall(r"^ +(\d+) +(\d+) ", out, flags=re.MULTILINE)
     assert [(int(rank), int(row)) for rank, row in printed] == list(enumerate(expected.order()[:5], start=1))
-    assert "The 5 most exposed of 40 records, by newton" in out
+    assert "The 5 of 40 records ranked highest, by newton" in out
     assert RANKING_ONLY in out
     assert "note: ignored keys: epoch" in done.err
     np.testing.assert_array_equal(ScoreTable.load(result)["newton"], expected["newton"])
@@ -165,7 +165,7 @@ def test_people(done, file, suffix):
     else:
         np.save("people.npy", names)
     options = ("audit", "--features", file, "--groups", f"people{suffix}", "--out")
-    assert "The 10 most exposed of 10 people, by newton" in done(*options, "result")
+    assert "The 10 of 10 people ranked highest, by newton" in done(*options, "result")
     result = Path("result")
     assert {path.name for path in result.iterdir()} == FILES | {"people.csv", "people.npz"}
     assert [row["id"] for row in read_csv(result / "people.csv")] == sorted(set(names.tolist()))
@@ -221,7 +221,7 @@ def test_inputs_of_every_kind(done, file, kind, view, suffix):
     np.save("inputs.npy", given)
     options = ("--features", file, "--l2", 0.5, "--out", "result", "--config", "top=5")
     out = done("audit", *options, "--inputs", f"inputs{suffix}", "--show-records")
-    assert "The 5 most exposed of 40 records, by fused" in out
+    assert "The 5 of 40 records ranked highest, by fused" in out
     assert "note: The other records predict a left-out one with" in out
     assert SECRET not in out + done.err
     first = given.transpose(0, 3, 1, 2) if kind == "images" else given
@@ -624,7 +624,7 @@ def test_the_demo_trains_audits_and_prints_ten_records(done, folder):
     state = torch.random.get_rng_state()
     out = done("demo", "--out", "demo")
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert "The 10 most exposed of 899 records, by fused" in out
+    assert "The 10 of 899 records ranked highest, by fused" in out
     header, *rows = [line.split() for line in out.splitlines() if re.match(r"^rank|^ +\d+ ", line)]
     assert header == ["rank", "row", "fused", "newton", "class", "residual", "why"]
     table = ScoreTable.load("demo")

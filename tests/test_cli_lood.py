@@ -84,7 +84,7 @@ def test_it_writes_a_private_folder_and_prints_a_ranking(done, drawn, file, arra
     printed = re.findall(r"^ +(\d+) +(\d+) +(\S+) +(\S+)$", out, flags=re.MULTILINE)
     assert [(int(rank), int(row)) for rank, row, _, _ in printed] == list(enumerate(order[:4], start=1))
     assert [cells[2:] for cells in printed] == [(f"{kl[row]:.4g}", f"{mean[row]:.4g}") for row in order[:4]]
-    assert "The 4 most exposed of 30 records, by lood_kl under RBF(length=" in out
+    assert "The 4 of 30 records ranked highest, by lood_kl under RBF(length=" in out
     assert RANKING_ONLY in out
 
     result = Path("result")
@@ -145,7 +145,7 @@ def test_people(done, file, arrays, suffix):
     kl, mean = brute_force(median_rbf(arrays["inputs"]), one_hot(arrays["targets"]), 0.05, rows)
     np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), kl, rtol=1e-7)
     np.testing.assert_allclose(column("result/scores.csv", "lood_mean"), mean, rtol=1e-7)
-    assert "The 7 most exposed of 7 people, by lood_kl" in out
+    assert "The 7 of 7 people ranked highest, by lood_kl" in out
     assert "Rows are lines of scores.csv" in out
     assert SECRET not in out
     assert {path.name for path in Path("result").iterdir()} == FILES
@@ -162,7 +162,7 @@ def test_json_for_machines(giveaway, done, file, arrays):
     assert (result["folder"], result["unit"], result["rows"], result["noise"]) == ("result", "record", N, 0.05)
     assert all(Path("result", name).is_file() for name in result["files"])
     again = done("lood", file, "--kernel", "rbf", "--out", "result", "--top", 99)
-    assert "The 30 most exposed of 30 records" in again
+    assert "The 30 of 30 records ranked highest" in again
     line = one_line(giveaway("report", "result"))
     assert line.startswith("folder: expected an audit of a model, got result, which has none; see the tables")
 

@@ -111,7 +111,7 @@ def test_an_audit_of_texts_and_what_follows(done, mine):
     table, expected = ScoreTable.load("audit"), ga.audit(texts)
     assert table.columns == expected.columns
     np.testing.assert_allclose(table["base_gap"], expected["base_gap"], rtol=1e-6)
-    assert "The 10 most exposed of 120 texts, by fused" in out
+    assert "The 10 of 120 texts ranked highest, by fused" in out
     assert "no number of exposed texts is stated" in out
     assert "Running your code: users_lm:model and users_lm:base and users_lm:texts" in done.err
     assert {stat.S_IMODE(path.stat().st_mode) for path in Path("audit").iterdir()} == {0o600}
@@ -142,7 +142,7 @@ def test_people_pseudonyms_subgroups_and_a_trace(done, mine):
     ga.LossTrace.from_losses(losses).save("losses.trace")
     options = ("--groups", "people.txt", "--trace", "losses.trace", "--pseudonymize", "key")
     out = done(*SOURCE, *options, "--subgroups", "wards.csv", "--out", "audit")
-    assert "The 10 most exposed of 40 people, by fused" in out
+    assert "The 10 of 40 people ranked highest, by fused" in out
     people, records = ScoreTable.load("audit", "people"), ScoreTable.load("audit")
     assert (people["records"] == 3).all()
     assert len(records) == mine.N

@@ -116,7 +116,7 @@ def test_the_losses_of_the_most_exposed_lie_over_the_band_of_all():
     (band,) = axes.collections
     edges = band.get_paths()[0].vertices[:, 1]
     assert (edges.min(), edges.max()) == (1.0, 3.0)
-    assert axes.get_title(loc="left") == "When the 7 most exposed of 10 records were learned"
+    assert axes.get_title(loc="left") == "When the 7 of 10 records ranked highest were learned"
 
 
 ONES = np.ones(200)

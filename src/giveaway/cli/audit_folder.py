@@ -163,7 +163,7 @@ def _top_lines(table: ScoreTable, rows: np.ndarray) -> list[str]:
     columns = [table[name][rows].tolist() for name in shown]
     cells = [[f"{value:.3g}" if isinstance(value, float) else shown_text(value, 20) for value in c] for c in columns]
     widths = [max(9, len(name), *map(len, column)) for name, column in zip(shown, cells, strict=True)]
-    lines = [f"The {len(rows)} most exposed of {len(table)} {table.meta.rows_are}, by {by}", ""]
+    lines = [f"The {len(rows)} of {len(table)} {table.meta.rows_are} ranked highest, by {by}", ""]
     lines += ["rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why"]
     reasons = why(table, rows, nearest=numbered, values=False)
     for place, (row, reason, *texts) in enumerate(zip(rows, reasons, *cells, strict=True), start=1):

@@ -86,7 +86,7 @@ def _tell(table: Any, folder: Path, top: int, as_json: bool) -> None:
         told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": FILES}
         say(json.dumps({"folder": str(folder), **meta, **told}))
         return
-    ranked = f"{len(order)} most exposed of {len(table)} {table.meta.rows_are}"
+    ranked = f"{len(order)} of {len(table)} {table.meta.rows_are} ranked highest"
     say(f"The {ranked}, by lood_kl under {table.meta.kernel.name}")
     say("\nrank    row    lood_kl  lood_mean")
     for place, row in enumerate(order, start=1):

@@ -125,7 +125,7 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
     if table.meta.by_person:
         raise fail("table", "rows that are records", "people", "audit the records, by a head without groups")
     shown, what = min(len(trace.rows), len(table)), table.meta.rows_are
-    title = f"When the {shown} most exposed of {len(table):,} {what} were learned"
+    title = f"When the {shown} of {len(table):,} {what} ranked highest were learned"
     _, axes = blank(title, (8.2, 4.4), axes)
     low, middle, high = np.sqrt(np.maximum(np.array(trace.band, dtype=np.float64), 0.0)).T
     epochs = np.arange(1, trace.epochs + 1)

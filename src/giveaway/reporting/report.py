@@ -50,7 +50,7 @@ MEANINGS = {
     "residual": "how far its prediction is from its target",
     "fused": "all views combined by rank: what the model did with it, and what tells what it would say without it",
     "newton": "the estimated rise of its loss if it had been left out",
-    "influence": "the same to first order: too small if leverage is high",
+    "influence": "the rise of its loss if left out, to first order: too small if leverage is high",
     "left_out": "how wrongly the other records predict it",
     "trace": "how large its losses were while the model was trained: the mean of their roots over the epochs",
     "relatives": "the loss on variants of it, such as its mirror image, in normal scores",

@@ -208,7 +208,7 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
         where = "" if shared else " (rank and cut below)"
         said.append(f"The curvature is singular; its pseudo-inverse was used{where}.")
     if curvature is not None and curvature.rounded:
-        lost = "Rows whose newton may have lost digits to rounding, beyond 1e-8 of it"
+        lost = "Rows whose newton rounding may have changed by more than 1e-8 of it"
         said.append(f"{lost}: {told(curvature.rounded)}. A larger l2 helps.")
     if curvature is not None and curvature.kind == "sketch":
         said.append(_about_sketch(curvature, told))
