@@ -255,7 +255,7 @@ def test_a_black_box(giveaway, done, folder, arrays, inputs, options):
         told = json.loads(out)
         assert (told["ranked_by"], told["optimum"], told["curvature"], told["repeats"]) == (by, None, None, None)
     else:
-        assert f"of 40 records, by {by}" in out
+        assert f"of 40 records ranked highest, by {by}" in out
         assert "note: A black box: nothing inside the model was used." in out
         assert "optimum" not in out
     rows = read_csv(Path("result", "scores.csv"))
@@ -284,7 +284,7 @@ def test_neighbours_are_named_on_request_only(done, file):
     options = ("audit", "--features", file, "--groups", "people.txt", "--inputs", "inputs.npz", "--out")
     for folder, more in (("result", ()), ("shown", ("--show-records",))):
         out = done(*options, folder, *more)
-        assert "of 10 people, by fused" in out
+        assert "of 10 people ranked highest, by fused" in out
         assert SECRET not in out + done.err
         people, rows = (read_csv(Path(folder, f"{name}.csv")) for name in ("people", "scores"))
         assert ("fused" in people[0], "nearest" in people[0], "nearest" in rows[0]) == (True, False, bool(more))
@@ -495,7 +495,7 @@ def test_flags_go_before_the_config_file_and_the_resolved_options_are_saved(done
         'features = "features.npz"\nl2 = 0.25\nscores = ["newton", "loss"]\npenalize-intercept = false\n'
         'out = "from-config"\ntop = 3\n'
     )
-    assert "The 3 most exposed" in done("audit", "--config", "options.toml", "--l2", 0.5, "--out", "from-flag")
+    assert "The 3 of 40 records ranked highest" in done("audit", "--config", "options.toml", "--l2", 0.5, "--out", "from-flag")
     assert not Path("from-config").exists()
     meta = stored(folder="from-flag")
     assert (meta["l2"], meta["penalize_intercept"], meta["options"]["scores"]) == (0.5, False, ["newton", "loss"])

@@ -174,7 +174,7 @@ def test_a_folder_of_other_options_or_records_is_refused_and_stays_as_it_was(giv
     done("lood", file, "--out", "result")
     before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
     same = "out: expected an audit of the same inputs and options, got {}; "
-    same += "choose another folder, or write over it (--overwrite)"
+    same += "choose another folder, or write over it (overwrite=True, --overwrite)"
     for flags, words in (
         ("--noise 0.3", "noise was 0.05, is 0.3"),
         ("--kernel rbf", "kernel was 'nngp', is 'rbf'"),

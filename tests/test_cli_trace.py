@@ -29,7 +29,7 @@ def command(file: Path, *more: object, out: str = "result") -> tuple[object, ...
 def test_an_audit_with_a_trace_ranks_by_all_views(done, file):  # noqa: F811
     losses = save().astype(float)
     out = done(*command(file))
-    assert "of 40 records, by fused" in out
+    assert "of 40 records ranked highest, by fused" in out
     table = ScoreTable.load("result")
     expected = audit(from_file(file, l2=0.5)[0], trace=LossTrace("losses.trace"))
     for name in ("trace", "fused", "newton"):

@@ -92,7 +92,7 @@ def test_the_search_knows_a_count():
     ):
         assert counted(words), words
     for words in (
-        "The 10 most exposed of 100 records, by fused",
+        "The 10 of 100 records ranked highest, by fused",
         "Ranking only: 100 records, ordered by estimated exposure to an attacker",
         "so no number of exposed records is stated",
         "Among the 5 most exposed (5 %). 1 × is an even share",

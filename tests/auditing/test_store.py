@@ -167,7 +167,7 @@ def test_the_same_audit_is_taken_again_and_another_refused_with_the_difference(t
     for difference in ("inputs differ", "l2 was 0.5, is 0.25", "by was None, is 'record'"):
         assert difference in message
     assert "a.npz" not in message
-    assert message.endswith("; choose another folder, or write over it (--overwrite)")
+    assert message.endswith("; choose another folder, or write over it (overwrite=True, --overwrite)")
     assert contents(folder) == before
 
 
