@@ -37,7 +37,7 @@ COUNTED = [
     for pattern in (
         r"\b\d[\d,.]*(?: %)?(?: of (?:the |all )?\d[\d,]*| of the)? (?:records|people|rows|members)\b[^.;:]{0,40}"
         r"\b(?:are|is|were|was|have been|seem|look|count as|found)\b[^.;:]{0,30}"
-        r"\b(?:exposed|vulnerable|at risk|memori[sz]ed|identifiable|outliers?|recognised)\b",
+        r"\b(?:exposed|vulnerable|at risk|memori[sz]ed|identifiable|outliers?|recogni[sz]ed)\b",
         r"\b\d[\d,.]* (?:exposed|vulnerable|memori[sz]ed|identifiable|outlying) (?:records|people|rows)\b",
         r"\bat least \d[\d,]* (?:of \d[\d,]* )?(?:records|people|rows)\b",
         r"\b(?:exposed|vulnerable|at risk|outliers?)\s*[:=]\s*\d",

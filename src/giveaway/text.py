@@ -139,6 +139,15 @@ def progress_of(total: int, *, enabled: bool | None, work: str = "audit") -> Ite
         yield on_rows
 
 
+def percent(share: float) -> str:
+    """Write a share as per cent, to two digits: 100 % is all, and nothing less.
+
+    >>> percent(0.0312), percent(0.9999), percent(1.0)
+    ('3.1 %', '99 %', '100 %')
+    """
+    return "100 %" if share >= 1 else f"{min(100 * share, 99.0):.2g} %"
+
+
 def human_seconds(seconds: float) -> str:
     """Write a duration as people say it: 40 s, 12 minutes, 3.5 hours."""
     if seconds < 0.95:

@@ -284,7 +284,7 @@ def test_what_it_says_and_what_is_refused():
     signals = drawn(np.where(np.arange(300) < 100, 6.0, 0.0), 32)
     count = defensible_count(signals)
     assert str(count).startswith(f"at least {count.at_least} of 300 records (")
-    assert "(confidence 95 %); 100 are flagged (false discovery rate 5 %;" in str(count)
+    assert "(confidence 95 %); 100 are flagged (about 5 % of these or fewer" in str(count)
     none = str(defensible_count(drawn(np.zeros(300), 8)))
     assert none.startswith("how many of 300 records have an effect size above 1.04 cannot be stated; 0 are flagged (")
     few = "models: expected records with 3 models or more on either side, got none in 5 models"

@@ -261,6 +261,18 @@ def test_worth_is_interpolated_in_the_logarithm():
     assert (curve.worth(0.3), curve.worth(0.9)) == (0.0, float("inf"))
 
 
+def test_scores_are_held_against_the_truths_that_lira_is():
+    """The effects themselves: what they find of a truth of 10 models is not what they find of one of all 40."""
+    effect = np.random.default_rng(0).normal(size=1_000)
+    signals = simulated(effect, 40, seed=1)
+    curve = shadow_curve(signals, sizes=[2, 4], truth_models=10, draws=6, seed=3, scores={"known": effect})
+    rng = np.random.default_rng(3)
+    truths = [effect_sizes(signals.of_models(np.sort(rng.permutation(40)[:10]))).effect_size for _ in range(6)]
+    expected = np.mean([recall_at(effect, truth, 0.01, 0.05) for truth in truths])
+    assert curve.of_scores == {"known": pytest.approx(expected)}
+    assert expected < recall_at(effect, effect_sizes(signals).effect_size, 0.01, 0.05)
+
+
 def test_attacks_that_are_refused():
     signals = simulated(np.ones(20), 8, seed=0)
     with pytest.raises(ValueError, match="sizes: expected at most 4 with 4 models for the truth, got 8"):

@@ -65,7 +65,7 @@ def test_each_question_is_answered_after_a_measurement(table):
     assert said["What to do?"].short.startswith("Decide whether this number is acceptable")
     sure = said["How sure is this?"]
     assert sure.short == "This does not prove safety."
-    assert "the test flags 41 records, of which at most 5 % are expected to be wrong" in sure.rest
+    assert "the test flags 41 records, of which about 5 % or fewer are expected to be wrong" in sure.rest
     shared = asked(table, measured(), shared=True)
     assert shared["How many are exposed?"].short == "At least 30 of about 60 records are exposed (50 %, measured)."
     none = measured()
@@ -168,8 +168,8 @@ def test_after_shadow_models_the_headline_is_a_lower_bound():
     table = audit(made_head("classes"))
     assert headline(table, measured(), "weights") == (
         "At least 37 of 60 records are exposed (62 %, measured). 64 models trained in the same way (shadow models) "
-        "were attacked; 95 % confidence. More may be exposed: the test finds about 83 % of the records with twice the "
-        "exposure that counts, fewer of those with less."
+        "were attacked; 95 % confidence. More may be exposed: the test finds about 83 % of the records on which an "
+        "attack would be right about 85 % of the time, and fewer of those nearer to 70 %."
     )
     few = measured()
     few.stated["at_least_exposed"] = COUNT | {"records": 0, "flagged": 0, "power_at_twice_that": 0.0013}

@@ -190,7 +190,7 @@ def test_a_row_holds_few_columns_and_tells_the_rest_on_request():
             assert told[name] == f"{table[name][row]:.4g}"
     text = Page(page).text
     for words in (
-        "Ranked by the score fused, which joins all that is known of a record: the higher, the more exposed.",
+        "Ranked by the score fused, which puts all views of a record together: the higher, the more exposed.",
         "left_out how wrongly the other records predict it",
         "others_say what the other records predict for it",
         "leverage and their like use the last linear layer only",

@@ -84,8 +84,8 @@ class Validation:
             return ""
         low, high = (max(self.models, round(self.posterior.worth * factor)) for factor in WORTH_WITHIN)
         return (
-            f" Read together with {self.ranked_by}, the {self.models} models find about as much as LiRA by itself "
-            f"would with {low} to {high} (simulated, not measured)."
+            f" Read in a way that takes {self.ranked_by} into account too, the {self.models} models find about as much "
+            f"as LiRA by itself would with {low} to {high} (simulated, not measured)."
         )
 
     def about_target(self) -> str:
@@ -253,11 +253,14 @@ def held_against(
     truth_models = compared.models // 2
     sizes = [2**k for k in range(1, 20) if 2**k <= compared.models - truth_models]
     top, keep = SHARES[0]
-    curve = shadow_curve(attacked, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed)
-    agreed = agreement({name: table[name][judged] for name in table.columns}, measured.effect_size, seed=seed)
+    scores = {name: table[name][judged] for name in table.columns}
+    curve = shadow_curve(
+        attacked, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed, scores=scores
+    )
+    agreed = agreement(scores, measured.effect_size, seed=seed)
     return Validation(
         table=agreed,
-        worth={row.score: curve.worth(row.recall[top, keep].value) for row in agreed.rows},
+        worth={name: curve.worth(recall) for name, recall in curve.of_scores.items()},
         tried=sizes[-1],
         attack=summarize(scored, resamples=50, seed=seed),
         variance=variance,

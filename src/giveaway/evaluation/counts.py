@@ -9,6 +9,7 @@ from scipy.stats import binom, chi2, nct, norm
 from giveaway.attacks.lira import moments, scores_within
 from giveaway.checks import check_number, fail
 from giveaway.records import Signals
+from giveaway.text import percent
 
 EFFECT = 1.04  # about 70 % balanced success for equal normal φ: Φ(δ/2)
 LEAST = 3  # models on a side of a record that is judged
@@ -52,11 +53,11 @@ class DefensibleCount:
 
     def __str__(self) -> str:
         beyond, flagged = f"an effect size above {self.effect:g}", int(self.flagged.sum())
-        wrong, power = f"{100 * self.false_discovery:.3g} %", f"{100 * self.power:.0f} %"
-        rates = f"false discovery rate {wrong}; chance to flag one of twice that effect: {power}"
+        wrong, power = percent(self.false_discovery), percent(self.power)
+        rates = f"about {wrong} of these or fewer are expected to be wrong; of twice that effect the test finds {power}"
         if not self.at_least:
             return f"how many of {self.records} records have {beyond} cannot be stated; {flagged} are flagged ({rates})"
-        share, sure = f"{100 * self.at_least / self.records:.2g} %", f"{100 * self.confidence:.3g} %"
+        share, sure = percent(self.at_least / self.records), percent(self.confidence)
         return (
             f"at least {self.at_least} of {self.records} records ({share}) have {beyond} (confidence {sure}); "
             f"{flagged} are flagged ({rates})"

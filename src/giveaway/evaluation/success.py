@@ -1,7 +1,7 @@
 """What an attack achieves, record by record and over all of them (ROC), and what a score is worth in shadow models."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -149,10 +149,11 @@ def _figures(false_positives: np.ndarray, true_positives: np.ndarray, rates: Seq
 
 @dataclass(frozen=True)
 class ShadowCurve:
-    """The mean recall of LiRA with each number of shadow models."""
+    """The mean recall of LiRA with each number of shadow models, and of scores against the same truths."""
 
     sizes: tuple[int, ...]
     recall: np.ndarray
+    of_scores: Mapping[str, float] = field(default_factory=dict)
 
     def worth(self, recall: float) -> float:
         """Return the number of shadow models at which LiRA reaches `recall`, interpolated in its logarithm.
@@ -173,25 +174,29 @@ def shadow_curve(
     truth_models: int = 100,
     draws: int = 20,
     seed: int = 0,
+    scores: Mapping[str, np.ndarray] = {},
 ) -> ShadowCurve:
     """Measure how many of the truth's top records LiRA finds with S of the models; other models give the truth.
 
     Each draw takes S models for the attack and `truth_models` others for the effect sizes that are the truth. LiRA
     ranks by the gap of the means over the standard deviation, pooled or each record's own, whichever finds more on
-    average. A record that the S models cannot tell (all with it, or all without) ranks last.
+    average. A record that the S models cannot tell (all with it, or all without) ranks last. `scores` are held against
+    the same truths: one of more models is less noisy, and would flatter them.
     """
     if max(sizes) + truth_models > models.models:
         expected = f"at most {models.models - truth_models} with {truth_models} models for the truth"
         raise fail("sizes", expected, f"{max(sizes)}", "ask for fewer, or train more models")
     generator = np.random.default_rng(seed)
-    recalls = np.empty((draws, len(sizes), 2))
+    recalls, found = np.empty((draws, len(sizes), 2)), np.empty((draws, len(scores)))
     for draw in range(draws):
         order = generator.permutation(models.models)
         truth = effect_sizes(models.of_models(np.sort(order[:truth_models]))).effect_size
+        found[draw] = [recall_at(score, truth, top, keep) for score in scores.values()]
         for place, size in enumerate(sizes):
             chosen = models.of_models(np.sort(order[truth_models : truth_models + size]))
-            recalls[draw, place] = [recall_at(scores, truth, top, keep) for scores in rankings(chosen)]
-    return ShadowCurve(tuple(sizes), recalls.mean(axis=0).max(axis=1))
+            recalls[draw, place] = [recall_at(ranked, truth, top, keep) for ranked in rankings(chosen)]
+    of_scores = dict(zip(scores, found.mean(axis=0).tolist(), strict=True))
+    return ShadowCurve(tuple(sizes), recalls.mean(axis=0).max(axis=1), of_scores)
 
 
 def rankings(models: Signals) -> np.ndarray:

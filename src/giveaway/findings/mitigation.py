@@ -99,8 +99,9 @@ class Mitigation:
         said += [whose] if self.people else []
         return said + [
             f"{one.remedy.label.capitalize()}, the attack on the next {self.top} has an AUC of "
-            f"{one.attack.on_most_exposed.value:.2f}; it was {one.before.value:.2f} while the others were there. "
-            "Leaving records out can make others stand out."
+            f"{one.attack.on_most_exposed.value:.2f}; it was {one.before.value:.2f} ({one.before.low:.2f} to "
+            f"{one.before.high:.2f}) while the others were there."
+            + (" Others stand out now." if one.attack.on_most_exposed.low > one.before.high else "")
             for one in self.outcomes
             if one.before is not None
         ]

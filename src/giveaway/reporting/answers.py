@@ -12,7 +12,7 @@ from giveaway.records import ScoreTable
 from giveaway.reporting import words
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import counts
-from giveaway.text import shown_text
+from giveaway.text import percent, shown_text
 
 SHARES = {"few": "under 2 %", "some": "2 to 20 %", "many": "over 20 %"}  # WORDS of evaluation.exposed_share
 LIMITS = "A low rank is not evidence of safety, and this is no finding on anonymity or compliance."
@@ -95,9 +95,12 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
         where = "This is a ranking: it says where to look first, not how many are exposed."
         return "Not known.", f"{nothing} {where}{given_back}"
     count, records = measured.stated["at_least_exposed"], measured.stated["records"]
-    models, power = measured.stated["models"], f"{100 * count['power_at_twice_that']:.2g} %"
+    models, power = measured.stated["models"], percent(count["power_at_twice_that"])
     said = f"{models} models trained in the same way (shadow models) were attacked; {100 * count['confidence']:.3g} % "
-    more = f"the test finds about {power} of the {what} with twice the exposure that counts, fewer of those with less."
+    more = (
+        f"the test finds about {power} of the {what} on which an attack would be right about 85 % of the time, and "
+        "fewer of those nearer to 70 %."
+    )
     if table.meta.by_person:
         counted = f"{what.capitalize()} were counted, not people"
         more += f" {counted}: a person with several can be more exposed than any one of them."
@@ -106,7 +109,7 @@ def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bo
         none = f"This does not mean that none of the {told(records)} {what} is exposed:"
         return "No number can be stated.", f"{said}confidence. {none} {more}"
     least = at_least(count["records"]) if shared else count["records"]
-    share = f"{100 * least / (about(records) if shared else records):.2g} %"
+    share = percent(least / (about(records) if shared else records))
     short = f"At least {least:,} of {told(records)} {what} are exposed ({share}, measured)."
     return short, f"{said}confidence. More may be exposed: {more}"
 
@@ -131,8 +134,9 @@ def _attacker(table: ScoreTable, access: str) -> Answer:
     short = f"Someone who already holds {held} and has {words.access_words(table, access)}."
     rest = (
         f"They could find out whether that {record} was used in training. This is harmful where being in the data "
-        f"reveals something about a person, such as an illness. A {record} is called exposed if an attack gets this "
-        "right more than 70 % of the time; guessing gets it right 50 % of the time."
+        f"reveals something about a person, such as an illness. A {record} is called exposed if the "
+        "model's outputs with it and without it lie so far apart that an attack is right about 70 % of the time or "
+        "more (an effect size above 1.04); guessing is right 50 % of the time."
     )
     rest += "" if access == "probabilities" else f" {words.ABOUT_ACCESS[access]}"
     return Answer("Who could exploit it?", short, rest)
@@ -178,8 +182,8 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
     )
     lower = (
         "Change how the model is trained.",
-        f"What usually helps: {LOWER[words.kind_of(meta)]}. This command tries such changes, and measures what each "
-        "costs in accuracy and how much less an attack then finds:",
+        f"What is worth trying: {LOWER[words.kind_of(meta)]}. This command tries such changes, and measures what each "
+        "costs in accuracy and how much an attack still finds:",
         f"giveaway mitigate FOLDER{training}",
     )
     if measured is None:
@@ -190,7 +194,10 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
         command = f"giveaway validate FOLDER{training} --models {2 * measured.stated['models']}"
         first = ("Have it measured with more models.", "The more there are, the more the test finds:", command)
         return Answer(question, "Do not take this for an all-clear.", whom, (first, look, lower))
-    text = "A rule then refuses the next model that gives away more than you allow."
+    text = (
+        "A rule then refuses the next model whose measured number is above what you allow. One that meets it may still "
+        "give away more."
+    )
     limit = ("Set a limit.", text, "giveaway gate FOLDER RULE.toml")
     return Answer(question, "Decide whether this number is acceptable.", whom, (lower, look, limit))
 
@@ -201,8 +208,8 @@ def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool
     said = [f"No attack was run: the order is an estimate from the trained model{seen}.", words.found_elsewhere(table)]
     if measured is not None and not measured.stated["at_least_exposed"]["records"]:
         said = [
-            "The attack was run, and could not tell how many are exposed: either few are, or the models were too few "
-            "to show it. The order is an estimate."
+            "The attack was run, and could not tell how many are exposed: there may be hardly any, the models may have "
+            "been too few to show it, or the attack too weak. The order is an estimate."
         ]
     elif measured is not None:
         count = measured.stated["at_least_exposed"]
@@ -210,13 +217,14 @@ def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool
         said = [
             "The number is measured, but it is a lower bound, and it is about the way of training: another model "
             "trained in this way may give away others.",
-            f"One by one, the test flags {told(count['flagged'])} {table.meta.record}s, of which at most {wrong} are "
-            f"expected to be wrong; a {table.meta.record} without a flag may still be exposed.",
+            f"One by one, the test flags {told(count['flagged'])} {table.meta.record}s, of which about {wrong} or "
+            f"fewer are expected to be wrong; a {table.meta.record} without a flag may still be exposed.",
         ]
     elif table.meta.predicted_share is not None:
         said.append(
-            "Such a prediction was held against measured models of 92 kinds, on data that its rule never saw: for 95 % "
-            "of the kinds it was right."
+            "Such predictions were held against attacks measured on 368 models of 92 kinds, on data that the rule "
+            "never saw: for 95 % of the models the measured share lay within the words given, one word for three in "
+            "four of them and two for the others."
         )
     said += [*words.cautions(table.meta, told, MANY_COPIES), LIMITS]
     return Answer("How sure is this?", "This does not prove safety.", " ".join(filter(None, said)))

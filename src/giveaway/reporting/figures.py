@@ -19,7 +19,8 @@ from giveaway.evaluation.success import AttackSummary
 from giveaway.findings.mitigation import Mitigation
 from giveaway.findings.remedies import AS_IT_IS
 from giveaway.records import ScoreTable
-from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, axis_from, blank, legend, percent, plain
+from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, axis_from, blank, legend, plain
+from giveaway.text import percent
 from giveaway.theory import TradeOff, expected_gap, random_design
 
 if TYPE_CHECKING:

@@ -130,11 +130,6 @@ def legend(axes: Axes, title: str | None = None, **options: Any) -> Figure:
     return figure_of(axes)
 
 
-def percent(share: float) -> str:
-    """Write 0.05 as 5 %."""
-    return f"{100 * share:.3g} %"
-
-
 def plain(value: object) -> str:
     """Return a name that matplotlib does not read as a formula between dollar signs."""
     return shown_text(value, 24).replace("$", r"\$")
