@@ -495,7 +495,9 @@ def test_flags_go_before_the_config_file_and_the_resolved_options_are_saved(done
         'features = "features.npz"\nl2 = 0.25\nscores = ["newton", "loss"]\npenalize-intercept = false\n'
         'out = "from-config"\ntop = 3\n'
     )
-    assert "The 3 of 40 records ranked highest" in done("audit", "--config", "options.toml", "--l2", 0.5, "--out", "from-flag")
+    assert "The 3 of 40 records ranked highest" in done(
+        "audit", "--config", "options.toml", "--l2", 0.5, "--out", "from-flag"
+    )
     assert not Path("from-config").exists()
     meta = stored(folder="from-flag")
     assert (meta["l2"], meta["penalize_intercept"], meta["options"]["scores"]) == (0.5, False, ["newton", "loss"])

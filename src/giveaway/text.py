@@ -140,12 +140,12 @@ def progress_of(total: int, *, enabled: bool | None, work: str = "audit") -> Ite
 
 
 def percent(share: float) -> str:
-    """Write a share as per cent, to two digits: 100 % is all, and nothing less.
+    """Write a share, or a ratio, as per cent to two digits: 100 % is all, and nothing less.
 
-    >>> percent(0.0312), percent(0.9999), percent(1.0)
-    ('3.1 %', '99 %', '100 %')
+    >>> percent(0.0312), percent(0.9999), percent(1.0), percent(1.44)
+    ('3.1 %', '99 %', '100 %', '144 %')
     """
-    return "100 %" if share >= 1 else f"{min(100 * share, 99.0):.2g} %"
+    return f"{100 * share:.0f} %" if share >= 1 else f"{min(100 * share, 99.0):.2g} %"
 
 
 def human_seconds(seconds: float) -> str:

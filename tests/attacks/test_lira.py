@@ -104,8 +104,20 @@ def test_one_variance_for_all_records_is_better_with_few_models():
     for model in range(12):
         target, others = signals.of_models([model]), signals.of_models(np.delete(np.arange(12), model))
         expected = lira(target, others, variance="global_residual", centre="mean").scores[0]
-        # the one variance is of all models, the attacked one among them: a record's share of it is next to nothing
-        assert np.mean((expected > 0) == (pooled.scores[model] > 0)) > 0.995
+        np.testing.assert_allclose(pooled.scores[model], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("variance", ["per_record", "global_residual"])
+@pytest.mark.parametrize("value", [0.1, np.log(3), np.log(201)])
+def test_records_of_which_all_models_say_the_same_are_not_told_apart(variance, value):
+    """Their mean, in floating point, need not be what all models say."""
+    members = np.random.default_rng(0).permuted(np.arange(64)[:, None] % 2 == np.zeros((1, 300)), axis=0)
+    for rest in (value, np.random.default_rng(1).normal(size=(64, 300))):
+        phi = np.concatenate([np.full((64, 300), value), np.broadcast_to(rest, (64, 300))], axis=1)
+        signals = Signals(phi, np.concatenate([members, members], axis=1), "phi")
+        found = lira_within(signals, variance=variance)
+        assert (success_rate(found)[:300] == 0.5).all()
+        assert np.isfinite(found.scores).all()
 
 
 def test_what_is_refused():

@@ -60,9 +60,10 @@ def test_standard_errors_are_the_spread_of_parts_of_the_probes():
 
 
 def test_relative_error_is_a_root_mean_square_over_rows_that_were_looked_at():
-    score, error = np.array([1.0, 2.0, 4.0, 5.0, 0.0]), np.array([0.1, 0.4, 0.0, 0.0, 0.3])
+    score, error = np.array([1.0, 2.0, 4.0, 5.0, 0.0]), np.array([0.1, 0.4, 0.0, 0.0, 0.0])
     assert relative_error(score, error) == pytest.approx(np.sqrt((0.1**2 + 0.2**2) / 2), abs=1e-6)
-    assert relative_error(np.zeros(3), np.ones(3)) is None
+    # a score of 0 whose parts vary is no less uncertain than one next to 0
+    assert relative_error(np.zeros(3), np.ones(3)) == 10
     assert relative_error(np.ones(3), np.zeros(3)) is None
     # a row that is nearly zero does not speak for all
     assert relative_error(np.array([1e-30, 1.0]), np.array([1.0, 0.1])) == pytest.approx(10 / 2**0.5, rel=1e-3)

@@ -12,6 +12,7 @@ MODES = ("online", "offline_onesided", "offline_twosided")
 VARIANCES = ("per_record", "global_residual", "global_total")
 CENTRES = ("median", "mean")
 FLOOR = 1e-30  # added to every standard deviation, as in the reference implementation
+EPS = float(np.finfo(np.float64).eps)
 
 
 def lira(
@@ -50,7 +51,7 @@ def lira_within(models: Signals, *, variance: str = "per_record") -> AttackScore
     """
     options = {"mode": "online", "variance": variance, "centre": "mean"}
     _check(models, least=3, **options)
-    pooled = None if variance == "per_record" else _pooled_deviations(models, variance, "mean")
+    pooled = None if variance == "per_record" else _deviations_of_others(models)
     scores = np.empty(models.members.shape)
     for part in models.blocks():
         scores[:, part] = scores_within(models.statistic(part), models.members[:, part], pooled).mean(axis=2)
@@ -60,8 +61,8 @@ def lira_within(models: Signals, *, variance: str = "per_record") -> AttackScore
 def moments(phi: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return how many models (n, 1) are in mask (M, n), and mean and variance (n, Q) of their phi (M, n, Q)."""
     weight = mask[:, :, None].astype(np.float64)
-    count = weight.sum(0)
-    mean = (phi * weight).sum(0) / np.maximum(count, 1)
+    count, first = weight.sum(0), phi[0]  # from which φ is counted: where it never varies, the variance is 0
+    mean = first + ((phi - first) * weight).sum(0) / np.maximum(count, 1)
     variance = ((phi - mean) ** 2 * weight).sum(0) / np.maximum(count, 1)
     return count, mean, variance
 
@@ -78,14 +79,17 @@ def side_moments(models: Signals) -> np.ndarray:
 
 def scores_within(phi: np.ndarray, members: np.ndarray, pooled: np.ndarray | None = None) -> np.ndarray:
     """Score each model's φ (M, n, Q) against the moments of the other models, which follow from those of all; `pooled`
-    are deviations of all records, IN and OUT."""
+    (2, M) are deviations of all records in the other models, IN and OUT."""
     sides = []
     for side, mask in enumerate((members, ~members)):
         count, mean, of_all = moments(phi, mask)
         own = mask[:, :, None]
         rest, away = count - own, phi - mean
         variance = count / rest * (of_all - own * away**2 / rest)
-        deviation = np.sqrt(np.maximum(np.where(own, variance, of_all), 0.0)) if pooled is None else pooled[side]
+        if pooled is None:
+            deviation = np.sqrt(np.where(own, np.maximum(variance, EPS * of_all), of_all))
+        else:
+            deviation = pooled[side][:, None, None]
         sides.append((mean - own * away / rest, deviation + FLOOR))
     return _score(phi, sides, "online")
 
@@ -111,11 +115,25 @@ def _centre(phi: np.ndarray, mask: np.ndarray, centre: str) -> np.ndarray:
     return 0.5 * (low + high)
 
 
+def _deviations_of_others(models: Signals) -> np.ndarray:
+    """Return one standard deviation for all records (2, M), IN and OUT, in the models other than each."""
+    squares, count = np.zeros((2, models.models)), np.zeros((2, models.models))
+    for part in models.blocks():
+        phi, members = models.statistic(part), models.members[:, part]
+        for side, mask in enumerate((members, ~members)):
+            models_of, mean, variance = moments(phi, mask)
+            taken = models_of / np.maximum(models_of - 1, 1) * (phi - mean) ** 2 * mask[:, :, None]
+            squares[side] += (models_of * variance).sum() - taken.sum(axis=(1, 2))
+            count[side] += phi.shape[2] * (mask.sum() - mask.sum(axis=1))
+    return np.sqrt(np.maximum(squares, 0.0) / np.maximum(count, 1))
+
+
 def _pooled_deviations(references: Signals, variance: str, centre: str) -> np.ndarray:
     """Return one standard deviation for all records, IN and OUT."""
     squares, total, count = np.zeros(2), np.zeros(2), np.zeros(2)
+    first = references.statistic(slice(0, 1))[0, 0, 0]  # from which φ is counted, for the digits' sake
     for part in references.blocks():
-        phi = references.statistic(part)
+        phi = references.statistic(part) - first
         for side, mask in enumerate((references.members[:, part], ~references.members[:, part])):
             away = (phi - _centre(phi, mask, centre) if variance == "global_residual" else phi)[mask]
             squares[side] += (away**2).sum()

@@ -15,7 +15,7 @@ from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import OnModel, train_shadows
 from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import check_kind, fail
-from giveaway.evaluation.counts import DefensibleCount, defensible_count
+from giveaway.evaluation.counts import LEAST, DefensibleCount, defensible_count
 from giveaway.evaluation.posterior import EffectPosterior, posterior
 from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
 from giveaway.evaluation.success import (
@@ -242,6 +242,9 @@ def held_against(
         _check_labels(table, compared.labels, "signals")
     count = defensible_count(compared)
     judged = count.judged
+    if judged.sum() < LEAST_RECORDS:
+        expected = f"{LEAST_RECORDS} records or more with {LEAST} models on either side"
+        raise fail("signals", expected, f"{judged.sum()} in {compared.models} models", "train more shadow models")
     attacked = compared if judged.all() else compared.of_records(judged)
     measured = effect_sizes(attacked)
     if not (own or _check_digests(table, compared.digests, "signals", "take signals of these records, in order")):
@@ -254,9 +257,7 @@ def held_against(
     sizes = [2**k for k in range(1, 20) if 2**k <= compared.models - truth_models]
     top, keep = SHARES[0]
     scores = {name: table[name][judged] for name in table.columns}
-    curve = shadow_curve(
-        attacked, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed, scores=scores
-    )
+    curve = shadow_curve(attacked, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed, scores=scores)
     agreed = agreement(scores, measured.effect_size, seed=seed)
     return Validation(
         table=agreed,

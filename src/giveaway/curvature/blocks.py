@@ -192,7 +192,7 @@ class FactoredBlocks:
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:
         """The norm from two halves of the probes, whose errors are independent: the square of one alone would be too
-        large."""
+        large. It is never below what the trace says of it."""
         left, right, scale = self._factors(logit)
         half = left.shape[2] // 2
         first, second = slice(0, half), slice(half, 2 * half)
@@ -203,7 +203,7 @@ class FactoredBlocks:
             one = left[:, :, first].mT @ left[:, :, second]
             other = right[:, :, first].mT @ right[:, :, second]
         norm = (one * other).sum((1, 2), dtype=torch.float64).clamp_min(0.0).sqrt()
-        return scale * (left.shape[2] / half) * norm
+        return (scale * (left.shape[2] / half) * norm).maximum(self._mean_leverage(logit) * self._rank**0.5)
 
     def spectral(self, *, logit: bool = False) -> torch.Tensor:
         """The mean of two estimates: what all probes say of the vectors that all of them find is too large, and what
@@ -216,7 +216,7 @@ class FactoredBlocks:
         for one, other in (halves, halves[::-1]):
             pair = _top_pair(left[:, :, one], right[:, :, one])
             norm = norm + _stretch(left[:, :, other], right[:, :, other], *pair)
-        return scale * (0.5 * norm).to(torch.float64).clamp_min(0.0)
+        return (scale * (0.5 * norm).to(torch.float64)).maximum(self._mean_leverage(logit))
 
     def image(self, v: torch.Tensor) -> torch.Tensor:
         u, (v, scale) = self.u.view(self._rows), _scaled(self._loss.project(v, -1))  # u stands for contrasts
@@ -254,6 +254,14 @@ class FactoredBlocks:
         """Sᵀ v for v (N, s, m, c)."""
         curvature = replace(self._curvature, weights=self._curvature.weights.to(v.dtype))
         return curvature.root_transposed(v, -2) * self.weight.sqrt()[:, :, None, None].to(v.dtype)
+
+    @property
+    def _rank(self) -> int:
+        """How many eigenvalues of W B need not be 0."""
+        return self.weight.shape[1] * self._loss.degrees
+
+    def _mean_leverage(self, logit: bool) -> torch.Tensor:
+        return self.trace(logit=logit) / self._rank
 
     def _factors(self, logit: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """L, R and c (N,) with c · L Rᵀ = W B, or ∂(outputs)/∂(targets); squares of L and R exist."""

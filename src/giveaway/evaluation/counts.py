@@ -57,7 +57,7 @@ class DefensibleCount:
         rates = f"about {wrong} of these or fewer are expected to be wrong; of twice that effect the test finds {power}"
         if not self.at_least:
             return f"how many of {self.records} records have {beyond} cannot be stated; {flagged} are flagged ({rates})"
-        share, sure = percent(self.at_least / self.records), percent(self.confidence)
+        share, sure = percent(self.at_least / self.records), f"{100 * self.confidence:.3g} %"
         return (
             f"at least {self.at_least} of {self.records} records ({share}) have {beyond} (confidence {sure}); "
             f"{flagged} are flagged ({rates})"

@@ -31,13 +31,15 @@ class EffectSizes:
 def effect_sizes(models: Signals) -> EffectSizes:
     """Measure LiRA's signal without the ties of its success rate; several queries are averaged.
 
-    Where φ does not vary, an effect size has no bound and is given as 1,000, or −1,000.
+    Where φ does not vary, an effect size has no bound and is given as 1,000, or −1,000. It is 0 for a record that all
+    models were trained with, or none.
     """
     columns = np.empty((5, models.records))
     for rows in models.blocks():
         phi, members = models.statistic(rows), models.members[:, rows]
-        (_, inside, varied_in), (_, outside, varied_out) = moments(phi, members), moments(phi, ~members)
+        (with_it, inside, varied_in), (without, outside, varied_out) = moments(phi, members), moments(phi, ~members)
         effect = _ratio(inside - outside, np.sqrt((varied_in + varied_out) / 2))
+        effect = np.where((with_it > 0) & (without > 0), effect, 0.0)
         stacked = (inside, outside, np.sqrt(varied_in), np.sqrt(varied_out), effect)
         columns[:, rows] = [values.mean(axis=1) for values in stacked]
     return EffectSizes(*columns)
@@ -180,7 +182,8 @@ def shadow_curve(
 
     Each draw takes S models for the attack and `truth_models` others for the effect sizes that are the truth. LiRA
     ranks by the gap of the means over the standard deviation, pooled or each record's own, whichever finds more on
-    average. A record that the S models cannot tell (all with it, or all without) ranks last. `scores` are held against
+    average. A record that the S models cannot tell (all with it, or all without) ranks last; so it does in the truth
+    with fewer than two models on a side. `scores` are held against
     the same truths: one of more models is less noisy, and would flatter them.
     """
     if max(sizes) + truth_models > models.models:
@@ -190,7 +193,10 @@ def shadow_curve(
     recalls, found = np.empty((draws, len(sizes), 2)), np.empty((draws, len(scores)))
     for draw in range(draws):
         order = generator.permutation(models.models)
-        truth = effect_sizes(models.of_models(np.sort(order[:truth_models]))).effect_size
+        others = models.of_models(np.sort(order[:truth_models]))
+        inside = others.members.sum(axis=0)
+        known = np.minimum(inside, truth_models - inside) >= 2
+        truth = np.where(known, effect_sizes(others).effect_size, -np.inf)
         found[draw] = [recall_at(score, truth, top, keep) for score in scores.values()]
         for place, size in enumerate(sizes):
             chosen = models.of_models(np.sort(order[truth_models : truth_models + size]))

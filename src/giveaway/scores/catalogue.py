@@ -73,9 +73,9 @@ def standard_errors(parts: Sequence[ScoreBatch], names: Sequence[str]) -> dict[s
 
 
 def relative_error(score: np.ndarray, error: np.ndarray) -> float | None:
-    """A column's typical error over its score, among rows whose error is known; None where no score is positive."""
-    known = (error > 0) & (score > 0)
+    """A column's typical error over its score, at most 10, among rows whose error is known; None where none is."""
+    known = error > 0
     if not known.any():
         return None
-    # the spread of few parts varies: its mean square does not
-    return round(float(np.sqrt(np.mean(np.minimum(error[known] / score[known], 10.0) ** 2))), 6)
+    of_score = error[known] / np.maximum(score[known], 0.1 * error[known])
+    return round(float(np.sqrt(np.mean(of_score**2))), 6)  # the spread of few parts varies: its mean square does not
