@@ -159,7 +159,7 @@ def test_devices_go_round(tmp_path):
         ({"workers": 0}, "workers: expected a count of at least 1, or -1"),
         (
             {"devices": ("cpu",)},
-            r"model: expected a function of \(rows, seed, device\), got one of \(indices, seed, rows=23\); t",
+            r"train: expected a function of \(rows, seed, device\), got one of \(indices, seed, rows=23\); t",
         ),
         ({"fingerprint": {"seed": 1}}, "fingerprint: expected names of its own, got seed"),
         ({"fingerprint": {"a": object()}}, "fingerprint: expected arrays, numbers, strings.*got object"),

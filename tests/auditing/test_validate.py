@@ -317,6 +317,14 @@ def test_a_record_with_few_models_on_a_side_is_not_judged_and_moves_nothing_else
     assert (told["records"], told["at_least_exposed"]["judged"]) == (300, 299)
 
 
+def test_signals_that_tell_of_few_records_are_refused():
+    signals, table = simulated(records=300, models=16)
+    members = signals.members.copy()
+    members[:, 99:] = np.arange(16)[:, None] < 14
+    words = "signals: expected 100 records or more with 3 models on either side, got 99 in 16 models; train more shadow"
+    refused(words, validate, Signals(signals.values, members, "phi"), table)
+
+
 def test_the_models_and_the_score_together_are_worth_more_models():
     signals, table = simulated(records=2000, models=8)
     found = validate(signals, table)

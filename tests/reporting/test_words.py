@@ -92,6 +92,11 @@ def test_measured_predicted_and_assumed_are_kept_apart():
     found = dict(standing(table, measured(), "probabilities"))
     assert "LiRA over 64 shadow models: AUC 0.71 (0.69 to 0.73)." in found["Measured"]
     assert not any("LiRA" in words for words in found["Predicted, not measured"])
+    assert any(words.startswith("The count above, which is a lower bound: with") for words in found["Measured"])
+    few = measured()
+    few.stated["at_least_exposed"] = few.stated["at_least_exposed"] | {"records": 0}
+    counted = dict(standing(table, few, "probabilities"))["Measured"][1]
+    assert counted.startswith("A count, which came to no number that can be stated: with few models, exposed records")
     said = " ".join(notes(table))
     assert "predicted_* columns are estimates" in said
     assert "not measured" in said

@@ -168,10 +168,12 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
         found.append("Which texts it gives back word for word when asked to go on after their beginning.")
     if measured is not None:
         auc, low, high = measured.stated["lira"]["auc"]
+        none = "A count, which came to no number that can be stated"
+        counted = "The count above, which is a lower bound" if measured.stated["at_least_exposed"]["records"] else none
         found = [
             f"LiRA over {measured.stated['models']} shadow models: AUC {auc:.2f} ({low:.2f} to {high:.2f}).",
-            "The count above, which is a lower bound: with few models, exposed records are missed. It is about the "
-            "training recipe, not about this one model.",
+            f"{counted}: with few models, exposed records are missed. It is about the training recipe, not about this "
+            "one model.",
         ]
     predicted = [f"The order of the {meta.rows_are}, by {table.ranking()}: an estimate without retraining."]
     target = "" if meta.loss == "tokens" else ", with its target,"

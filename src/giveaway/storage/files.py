@@ -151,9 +151,10 @@ def sync(folder: Path) -> None:
 
 
 def differences(stored: Mapping[str, Any], expected: Mapping[str, Any], words: Mapping[str, str] = {}) -> list[str]:
-    """Say in words what differs; entries of nested mappings by their own names, digests without their value."""
-    lines = []
-    for name in sorted({*stored, *expected}, key=lambda name: (not name.endswith("_sha256"), name)):
+    """Say in words what differs, what both have first; entries of nested mappings by their own names, digests without
+    their value."""
+    lines, shared = [], {*stored} & {*expected}
+    for name in sorted({*stored, *expected}, key=lambda name: (not name.endswith("_sha256"), name not in shared, name)):
         old, new = stored.get(name), expected.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += differences(old, new, words)
