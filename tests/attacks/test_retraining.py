@@ -243,7 +243,7 @@ def test_a_train_that_raises_at_once_trains_no_other(tmp_path):
         (lambda rows: None, {}, r"train: expected a function of \(rows, seed\), got one of \(rows\); take"),
         (LogisticRegression(), {"X": X}, "y: expected the records and their targets beside an estimator, got none; pa"),
         (KMeans(), {"X": X, "y": Y}, "model: expected a classifier or a regressor, got KMeans; write a function train"),
-        (Ridge(), {"X": X, "y": NAMES}, "y: expected numbers beside a regressor, got labels; name a classifier for them"),
+        (Ridge(), {"X": X, "y": NAMES}, "y: expected numbers beside a regressor, got labels; name a classifier for"),
         (Ridge(), {"X": X, "y": VALUES, "devices": ("cuda",)}, r"devices: expected nothing beside an estimator, got"),
         (SVC(), {"X": X, "y": Y[:-1]}, "X: expected 119 records, as in y, got 120; pass X and y of the same records"),
         (SVC(), {"X": X, "y": np.eye(3)[Y]}, r"y: expected one label a record, got shape \(120, 3\); validate"),
