@@ -1,5 +1,6 @@
 """HeadLayer: the linear layer at the end of a torch model, and what it sees and gives while the model runs."""
 
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -56,20 +57,16 @@ class HeadLayer:
             # Copies: an operation in place further on (relu_, softmax_) would change both.
             seen[:] = [value.detach().clone() for value in (args[0] if args else kwargs["input"], output)]
 
-        layers = self._candidates.items()
-        handles = [layer.register_forward_hook(partial(watch, name), with_kwargs=True) for name, layer in layers]
         arguments, keywords = batch.inputs_on(self._device)
-        try:
+        with ExitStack() as hooks:
+            for name, layer in self._candidates.items():
+                hooks.enter_context(layer.register_forward_hook(partial(watch, name), with_kwargs=True))
             result = self.model(*arguments, **accepted(self.model, keywords))
-        finally:
-            for handle in handles:
-                handle.remove()
+        if not runs and self._requested is None:
+            raise _not_linear("no nn.Linear ran")
         if not runs:
-            if self._requested is None:
-                raise _not_linear("no nn.Linear ran")
-            raise fail(
-                "layer", "a layer that runs", f"{self._requested!r}, which the forward leaves out", "name another"
-            )
+            got = f"{self._requested!r}, which the forward leaves out"
+            raise fail("layer", "a layer that runs", got, "name another")
         if (count := runs.count(runs[-1])) > 1:
             got = f"layer {runs[-1]!r}, which runs {count} times in one forward pass"
             raise fail("layer", "a layer that runs once a record", got, "name another with layer=, or build Head")

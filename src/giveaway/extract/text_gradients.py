@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,10 +64,9 @@ class TextGradients(ABC):
         self._drawn: list[torch.Tensor] = []
         self._generator = torch.Generator(self.device).manual_seed(0)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[Any]:
         """Look at the model inside, where that is needed."""
-        yield
+        return nullcontext()
 
     def see(self, logits: torch.Tensor, where: torch.Tensor) -> None:
         """Draw labels from the logits (t, V) of a batch's tokens, which stand at `where` (b, L)."""
@@ -106,16 +107,11 @@ class HeadGradients(TextGradients):
         self._head, self._given = head, torch.empty(0)
         self._inputs: list[torch.Tensor] = []
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[Any]:
         def keep(_module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
             self._given = arguments[0].detach()
 
-        handle = self._head.register_forward_pre_hook(keep)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return self._head.register_forward_pre_hook(keep)
 
     def see(self, logits: torch.Tensor, where: torch.Tensor) -> None:
         super().see(logits, where)
@@ -265,28 +261,22 @@ def _recorded(layers: Mapping[str, nn.Module]) -> Iterator[tuple[dict[str, torch
     given: dict[str, torch.Tensor] = {}
     returned: dict[str, torch.Tensor] = {}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
-        def record(layer: nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            x = arguments[0].detach()
-            if name in given or x.ndim != 3:
-                got = f"{name} again" if name in given else f"{name} with inputs of shape {tuple(x.shape)}"
-                raise fail("through", "layers that run once, on (rows, places, features)", got, "name other layers")
-            given[name] = x if layer.bias is None else torch.cat([x, torch.ones_like(x[..., :1])], -1)
-            returned[name] = torch.zeros_like(output, requires_grad=True)
-            return output + returned[name]
+    def record(name: str, layer: nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        x = arguments[0].detach()
+        if name in given or x.ndim != 3:
+            got = f"{name} again" if name in given else f"{name} with inputs of shape {tuple(x.shape)}"
+            raise fail("through", "layers that run once, on (rows, places, features)", got, "name other layers")
+        given[name] = x if layer.bias is None else torch.cat([x, torch.ones_like(x[..., :1])], -1)
+        returned[name] = torch.zeros_like(output, requires_grad=True)
+        return output + returned[name]
 
-        return record
-
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(record, name)))
         yield given, returned
-    finally:
-        for handle in handles:
-            handle.remove()
     if missing := [name for name in layers if name not in given]:
-        raise fail(
-            "through", "layers that run", f"{missing[0]}, which does not", "name the layers of the active adapter"
-        )
+        remedy = "name the layers of the active adapter"
+        raise fail("through", "layers that run", f"{missing[0]}, which does not", remedy)
 
 
 def _add_outer(part: torch.Tensor, x: torch.Tensor, y: torch.Tensor, places: torch.Tensor) -> None:
