@@ -157,19 +157,15 @@ def _logits(model: nn.Module, batch: TokenBatch) -> torch.Tensor:
 
 def _statistics(logits: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
     """Return log p of the targets, mean and standard deviation of log p, and whether the target is the most likely."""
-    columns: list[list[torch.Tensor]] = [[], [], [], []]
     step = max(1, NUMBERS_AT_ONCE // logits.shape[1])
-    for start in range(0, len(logits), step):
-        logs = logits[start : start + step].float().log_softmax(1)
-        target = targets[start : start + step].to(logs.device)
+    parts = []
+    for some, target in zip(logits.split(step), targets.to(logits.device).split(step), strict=True):
+        logs = some.float().log_softmax(1)
         chances = logs.exp()
         mean = (chances * logs).sum(1)
         spread = ((chances * logs.square()).sum(1) - mean.square()).clamp(min=0).sqrt()
-        found = (logs.gather(1, target[:, None])[:, 0], mean, spread, logs.argmax(1) == target)
-        for column, values in zip(columns, found, strict=True):
-            column.append(values)
-    empty = torch.empty(0, device=logits.device)
-    return [torch.cat(column) if column else empty for column in columns]
+        parts.append((logs.gather(1, target[:, None])[:, 0], mean, spread, logs.argmax(1) == target))
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
 def _words(tokenizer: Any, tokens: np.ndarray) -> list[str] | None:
