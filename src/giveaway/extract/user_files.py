@@ -322,10 +322,7 @@ def _arrays_in(file: Path, wanted: Callable[[str], bool], large: int) -> tuple[d
                     raise ValueError("no local header")
                 sizes = (int.from_bytes(local[at : at + 2], "little") for at in (26, 28))
                 start = stream.seek(info.header_offset + 30 + sum(sizes))
-                dtype, shape, order, offset = npy_header(stream)
-                if offset + math.prod(shape) * dtype.itemsize != start + info.file_size:
-                    raise ValueError("a member that ends elsewhere")
-                arrays[name] = _mapped(file, dtype, shape, order, offset, large)
+                arrays[name] = _mapped(file, *npy_header(stream, start + info.file_size), large)
             return arrays, sorted(name for name in stored.files if not wanted(name))
     from safetensors import safe_open
 

@@ -77,16 +77,15 @@ def read_member(stored: Any, name: str) -> np.ndarray:
     """Read one array of an open .npz; refuse one of other bytes than its header says, or of more than there is room."""
     info = next(info for info in stored.zip.infolist() if info.filename in (name, f"{name}.npy"))
     with stored.zip.open(info) as stream:
-        dtype, shape, _, offset = npy_header(stream)
+        dtype, shape, _, _ = npy_header(stream, info.file_size)
     size = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or offset + size != info.file_size:
-        raise ValueError("an array that ends elsewhere")
     check_memory(name, size, what="an array", got=f"shape {shape}", remedy="store it as .npy, which is mapped")
     return stored[name]
 
 
-def npy_header(stream: Any) -> tuple[np.dtype, tuple[int, ...], Any, int]:
-    """Return type, shape, order and where the numbers begin; refuse pickled objects."""
+def npy_header(stream: Any, end: int | None = None) -> tuple[np.dtype, tuple[int, ...], Any, int]:
+    """Return type, shape, order and where the numbers begin; refuse pickled objects, and numbers that do not end at
+    `end`, where that is given."""
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
         raise ValueError("another version")
@@ -94,15 +93,16 @@ def npy_header(stream: Any) -> tuple[np.dtype, tuple[int, ...], Any, int]:
     shape, fortran, dtype = read(stream)
     if dtype.hasobject:
         raise ValueError(f"{PICKLED[0]} are not read")
-    return dtype, shape, "F" if fortran else "C", stream.tell()
+    begin = stream.tell()
+    if min(shape, default=0) < 0 or end not in (None, begin + math.prod(shape) * dtype.itemsize):
+        raise ValueError("an array that ends elsewhere")
+    return dtype, shape, "F" if fortran else "C", begin
 
 
 def read_npy(path: Path) -> np.ndarray:
     """Read an .npy file into memory, unless its header promises other bytes than it holds."""
     with path.open("rb") as stream:
-        dtype, shape, _, offset = npy_header(stream)
-    if offset + math.prod(shape) * dtype.itemsize != path.stat().st_size:
-        raise ValueError("an array that ends elsewhere")
+        npy_header(stream, path.stat().st_size)
     return np.load(path, allow_pickle=False)
 
 
