@@ -8,7 +8,7 @@ import secrets
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,20 +18,27 @@ LONGEST = 60  # letters of a value that differs, in an error
 JSON_BYTES, TOML_BYTES = 1 << 24, 1 << 16  # larger files are not ours, or were not written by hand
 
 
+@contextmanager
+def system_errors(argument: str, expected: str, got: Any, remedy: str = "choose another folder") -> Iterator[None]:
+    """Turn what the system refuses inside into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise fail(argument, expected, f"{got} ({error.strerror or error})", remedy) from error
+
+
 def private_folder(folder: str | os.PathLike[str]) -> Path:
     """Make `folder`, readable by its owner only unless it is in use already, or say why it cannot be written."""
     path = Path(folder)
-    try:
+    with system_errors("out", "a folder that can be written", path):
         for place in (*reversed(path.parents), path):  # parents=True would leave those on the way open
             if not place.exists():
                 place.mkdir(mode=0o700, exist_ok=True)
         if not any(path.iterdir()):
             path.chmod(0o700)
-        os.close(os.open(part := part_of(path / "writable"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        part = part_of(path / "writable")
+        part.touch(0o600, exist_ok=False)
         part.unlink(missing_ok=True)  # whoever holds the folder clears such files
-    except OSError as error:
-        got = f"{path} ({error.strerror or error})"
-        raise fail("out", "a folder that can be written", got, "choose another folder") from error
     return path
 
 
@@ -42,11 +49,8 @@ def part_of(target: Path, token: str = "") -> Path:
 def write_part(target: Path, write: Callable[[BinaryIO], Any]) -> Path:
     """Run `write` on a new file beside `target` that is on the disk afterwards; return its temporary name."""
     part = part_of(target)
-    try:
+    with system_errors("out", "a place that can be written", target):
         handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        got = f"{target} ({error.strerror or error})"
-        raise fail("out", "a place that can be written", got, "choose another folder") from error
     try:
         with os.fdopen(handle, "w+b") as stream:
             write(stream)
@@ -122,17 +126,14 @@ def as_json(value: Any) -> str:
 
 def file_digest(path: str | os.PathLike[str], folder: int | None = None) -> str | None:
     """Return the SHA-256 of a plain file; None of anything else, such as a link, and of what cannot be read."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return None
-        with open(handle, "rb", closefd=False) as stream:
+
+    def plainly(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+
+    with suppress(OSError), open(path, "rb", opener=plainly) as stream:
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             return hashlib.file_digest(stream, "sha256").hexdigest()
-    finally:
-        os.close(handle)
+    return None
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import torch
 from giveaway.checks import fail
 from giveaway.storage import files
 from giveaway.storage.arrays import write_archive
-from giveaway.storage.files import file_digest, opened_folder, part_of, private_folder, sync
+from giveaway.storage.files import file_digest, opened_folder, part_of, private_folder, sync, system_errors
 
 MOST_NAMED = 4  # differences
 UNFINISHED, OF_PROCESS = "checkpoint", "process-"
@@ -124,11 +124,8 @@ class MarkedFolder:
         import fcntl  # not every system has it, and most of the library goes without
 
         while True:
-            try:
+            with system_errors(self.argument, "a lock that can be written", self.path / LOCK, "remove it"):
                 lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-            except OSError as error:
-                got = f"{self.path / LOCK} ({error.strerror})"
-                raise fail(self.argument, "a lock that can be written", got, "remove it") from error
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with suppress(FileNotFoundError):
@@ -295,13 +292,10 @@ class FolderCheckpoint(UnfinishedWork, Checkpoint):
     def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
         began = time.monotonic()
         plain = {key: tensor.detach() for key, tensor in tensors.items()}
-        try:
+        expected = f"room for {sum(tensor.nbytes for tensor in plain.values()) / 1e9:.1f} GB of unfinished work"
+        with system_errors("out", expected, self.path, "make room and add --resume"):
             self.stage(self._file(name).name, lambda stream: write_archive(stream, plain))
             self.commit()
-        except OSError as error:
-            size = sum(tensor.nbytes for tensor in tensors.values()) / 1e9
-            expected, got = f"room for {size:.1f} GB of unfinished work", f"{self.path} ({error.strerror or error})"
-            raise fail("out", expected, got, "make room and add --resume") from error
         self._saved = time.monotonic()
         self._took = self._saved - began
 
