@@ -1,7 +1,7 @@
 """Read a language model: one pass over the documents that it was trained on, in evaluation mode, token by token."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,15 +12,7 @@ import torch
 from torch import nn
 
 from giveaway.checks import fail
-from giveaway.extract.text_gradients import (
-    NUMBERS_AT_ONCE,
-    HeadGradients,
-    LayerGradients,
-    TextCurvature,
-    TextGradients,
-    linear_layers,
-    output_head,
-)
+from giveaway.extract.text_gradients import NUMBERS_AT_ONCE, Reading, TextCurvature, TextGradients, gradients_of
 from giveaway.extract.token_rows import TokenBatch, TokenRows, checked_models
 from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, logits_of
 from giveaway.records.texts import Texts
@@ -63,7 +55,7 @@ def from_causal_lm(
     plain, before = checked_models(model, base)
     rows = TokenRows(dataset, tokenizer, batch_size, max_length, plain)
     rows.check_names(ids, groups)
-    gradients = None if curvature is None else _gradients(plain, curvature, rows)
+    gradients = None if curvature is None else gradients_of(plain, curvature, partial(_readings, plain, rows))
     parts = []
     watching = nullcontext() if gradients is None else gradients.watching()
     with progress_of(rows.total, enabled=progress, work="texts") as on_rows, watching:
@@ -118,17 +110,10 @@ def _ask(
     return [column.cpu() for column in columns]
 
 
-def _gradients(model: nn.Module, curvature: TextCurvature, rows: TokenRows) -> TextGradients:
-    """Return what takes the gradients of texts; those through layers inside the model read the rows again."""
-    if curvature.through == "head":
-        return HeadGradients(curvature, output_head(model))
-    layers = linear_layers(model, curvature.through)
-
-    def batches() -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]:
-        for batch in rows.batches():
-            yield batch.documents, partial(_logits, model, batch), batch.labels[batch.counted]
-
-    return LayerGradients(curvature, layers, batches)
+def _readings(model: nn.Module, rows: TokenRows) -> Iterator[Reading]:
+    """Yield the batches again for gradients through layers inside the model."""
+    for batch in rows.batches():
+        yield batch.documents, partial(_logits, model, batch), batch.labels[batch.counted]
 
 
 def _logits(model: nn.Module, batch: TokenBatch) -> torch.Tensor:

@@ -23,6 +23,8 @@ MOST_ON_CPU = 1_000_000_000  # bytes of gradients that are held together
 AGREES = 0.02  # of the largest logit, by which the head's own may differ from the model's: both may be bfloat16
 CONV1D = "Conv1D"  # the linear layer of GPT-2 in transformers, its weight transposed
 
+Reading = tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class TextCurvature:
@@ -155,31 +157,24 @@ class LayerGradients(TextGradients):
     function that gives the logits (t, V) of its tokens, and the tokens (t,)."""
 
     def __init__(
-        self,
-        curvature: TextCurvature,
-        layers: Mapping[str, nn.Module],
-        batches: Callable[[], Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor], torch.Tensor]]],
+        self, curvature: TextCurvature, layers: Mapping[str, nn.Module], batches: Callable[[], Iterator[Reading]]
     ) -> None:
         super().__init__(curvature, layers.values())
         self._layers, self._batches = layers, batches
 
     def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
-        groups: list[list[tuple[str, slice]]] = [[]]
-        left = at_once
+        groups: list[list[tuple[str, slice, int]]] = [[]]
         for name, layer in self._layers.items():
             width, height = _shape(layer)
-            step = max(1, min(height, at_once // width))  # outputs of a large layer at a time
+            step = max(1, at_once // width)  # outputs of a large layer at a time
             for first in range(0, height, step):
                 some = slice(first, min(first + step, height))
                 needed = width * (some.stop - first)
-                if groups[-1] and needed > left:
+                if groups[-1] and sum(size for *_, size in groups[-1]) + needed > at_once:
                     groups.append([])
-                    left = at_once
-                groups[-1].append((name, some))
-                left -= needed
+                groups[-1].append((name, some, needed))
         for group in groups:
-            layers = {name: self._layers[name] for name, _ in group}
-            sizes = [_shape(layers[name])[0] * (some.stop - some.start) for name, some in group]
+            layers, sizes = {name: self._layers[name] for name, *_ in group}, [size for *_, size in group]
             room = torch.zeros(units, labels.shape[1], sum(sizes), device=self.device, dtype=self.dtype)
             parts = room.split(sizes, 2)
             first = 0
@@ -197,9 +192,15 @@ class LayerGradients(TextGradients):
                 for probe, loss in enumerate(losses):
                     back = torch.autograd.grad(loss, list(returned.values()), retain_graph=probe + 1 < len(losses))
                     outputs = dict(zip(returned, back, strict=True))
-                    for part, (name, some) in zip(parts, group, strict=True):
+                    for part, (name, some, _) in zip(parts, group, strict=True):
                         _add_outer(part[:, probe], given[name], outputs[name][..., some], places)
             yield room
+
+
+def gradients_of(model: nn.Module, curvature: TextCurvature, batches: Callable[[], Iterator[Reading]]) -> TextGradients:
+    if curvature.through == "head":
+        return HeadGradients(curvature, output_head(model))
+    return LayerGradients(curvature, linear_layers(model, curvature.through), batches)
 
 
 def padded_blocks(lengths: torch.Tensor, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
