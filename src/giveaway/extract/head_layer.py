@@ -27,9 +27,9 @@ class HeadLayer:
 
     def rows_of(self, batch: RecordBatch) -> Pair:
         """Run the model on a batch; return features and outputs of its records on the CPU."""
-        result, name, inputs, outputs = self._call(batch)
-        features, said = _token_of(result, inputs, outputs) or (inputs, outputs)
-        if self._requested is None and not any(_is_output(result, output) for output in (outputs, said)):
+        logits, name, inputs, outputs = self._call(batch)
+        features, said = _token_of(logits, inputs, outputs) or (inputs, outputs)
+        if self._requested is None and not any(_is_output(logits, output) for output in (outputs, said)):
             raise _not_linear(f"its last nn.Linear is {name!r}, its output is another")
         if self.name is None:
             self.choose(name)
@@ -37,19 +37,14 @@ class HeadLayer:
             got = f"shape {tuple(features.shape)} for {batch.rows} targets"
             remedy = "pool tokens before the head, or name another with layer="
             raise fail("layer", f"one row of features a record in layer {name!r}", got, remedy)
-        if not batch.targets.is_floating_point():
-            self._check_width(result, said)
+        classes = None if logits is None or batch.targets.is_floating_point() else logits.shape[1:].numel()
+        if classes not in (None, said.shape[1]):
+            got = f"{self.name!r} with {said.shape[1]}, where the model has {classes}"
+            raise fail("layer", "a layer with an output for each class", got, "name the model's last linear layer")
         return storable(features), storable(said)
 
-    def _check_width(self, result: Any, said: torch.Tensor) -> None:
-        """Refuse a layer with more or fewer outputs than the model: hidden units are no logits."""
-        logits, width = logits_of(result), said.shape[1]
-        if isinstance(logits, torch.Tensor) and (outputs := logits.shape[1:].numel()) != width:
-            got = f"{self.name!r} with {width}, where the model has {outputs}"
-            raise fail("layer", "a layer with an output for each class", got, "name the model's last linear layer")
-
-    def _call(self, batch: RecordBatch) -> tuple[Any, str, torch.Tensor, torch.Tensor]:
-        """Return what the model gives, and the name, input and output of the last of the layers to run."""
+    def _call(self, batch: RecordBatch) -> tuple[torch.Tensor | None, str, torch.Tensor, torch.Tensor]:
+        """Return what the model gives, if that is one tensor, and name, input and output of the last layer to run."""
         runs, seen = list[str](), list[torch.Tensor]()
 
         def watch(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -61,7 +56,7 @@ class HeadLayer:
         with ExitStack() as hooks:
             for name, layer in self._candidates.items():
                 hooks.enter_context(layer.register_forward_hook(partial(watch, name), with_kwargs=True))
-            result = self.model(*arguments, **accepted(self.model, keywords))
+            logits = logits_of(self.model(*arguments, **accepted(self.model, keywords)))
         if not runs and self._requested is None:
             raise _not_linear("no nn.Linear ran")
         if not runs:
@@ -70,7 +65,7 @@ class HeadLayer:
         if (count := runs.count(runs[-1])) > 1:
             got = f"layer {runs[-1]!r}, which runs {count} times in one forward pass"
             raise fail("layer", "a layer that runs once a record", got, "name another with layer=, or build Head")
-        return result, runs[-1], seen[0], seen[1]
+        return logits if isinstance(logits, torch.Tensor) else None, runs[-1], seen[0], seen[1]
 
     def check_is_function(self, number: int, batch: RecordBatch, first: Pair) -> None:
         """Refuse a model whose rows, `first` of this batch, depend on chance, on earlier calls, or on other records.
@@ -126,11 +121,10 @@ class HeadLayer:
         return {"layer": self._requested, "autocast": precision and precision.removeprefix("torch.")}
 
 
-def _token_of(result: Any, inputs: torch.Tensor, tokens: torch.Tensor) -> Pair | None:
+def _token_of(logits: torch.Tensor | None, inputs: torch.Tensor, tokens: torch.Tensor) -> Pair | None:
     """Return what the layer sees and gives of the one token whose outputs the model returns for each record, as
     decoders do for the last token before the padding; None for other models."""
-    logits = logits_of(result)
-    if not isinstance(logits, torch.Tensor) or tokens.ndim != 3 or logits.shape != tokens.shape[::2]:
+    if logits is None or tokens.ndim != 3 or logits.shape != tokens.shape[::2]:
         return None
     same = (tokens == logits.detach().to(tokens).unsqueeze(1)).all(dim=2)
     if not bool(same.any(dim=1).all()):
@@ -169,10 +163,9 @@ def _not_linear(reason: str) -> InputError:
     return fail("model", expected, got, remedy)
 
 
-def _is_output(result: Any, candidate: torch.Tensor) -> bool:
+def _is_output(logits: torch.Tensor | None, candidate: torch.Tensor) -> bool:
     """Whether the model returned `candidate`, up to squeezed axes and the cast to another precision."""
-    said = logits_of(result)
-    if not isinstance(said, torch.Tensor) or (said.numel(), said.device) != (candidate.numel(), candidate.device):
+    if logits is None or (logits.numel(), logits.device) != (candidate.numel(), candidate.device):
         return False
-    a, b = said.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
+    a, b = logits.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
     return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
