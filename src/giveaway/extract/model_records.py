@@ -1,6 +1,7 @@
 """The records in memory: all that a network is called with, or the one input that a head keeps of each record."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +73,10 @@ def inputs_of_head(data: Any, head: Head, *, batches: Batches = USUAL) -> Inputs
 
 def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:
     """Return inputs, targets and ids of all records, read a second time to see that they are the same."""
-    buffers, targets, keys = RowBuffers(reader.total), RowBuffers(reader.total), list[int | str]()
+    buffers, keys = RowBuffers(reader.total), list[Any]()
     with same_random_states(reader.loader):
         for batch in reader.first_pass():
-            given: list[tuple[int | str, Any]] = [*enumerate(batch.arguments), *batch.keywords.items()]
+            given: list[tuple[Any, Any]] = [*enumerate(batch.arguments), *batch.keywords.items()]
             tensors = {key: as_tensor("inputs", value).cpu() for key, value in given}
             if not keys:
                 keys, n = list(tensors), reader.total or batch.rows
@@ -88,12 +89,11 @@ def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray 
                 raise fail("data", "the same inputs in every batch, each with a row a record", got, "collate them so")
             for key, tensor in tensors.items():
                 buffers.add(f"inputs {key}", tensor)
-            targets.add("targets", batch.targets)
+            buffers.add("targets", batch.targets)
         reader.check_records()
-    joined = buffers.joined().values()
-    named = isinstance(keys[0], str)
-    inputs: Inputs = dict(zip(map(str, keys), joined, strict=True)) if named else tuple(joined)
-    return inputs, targets.joined()["targets"], reader.fingerprints.ids
+    *joined, targets = buffers.joined().values()
+    inputs = dict(zip(keys, joined, strict=True)) if isinstance(keys[0], str) else tuple(joined)
+    return inputs, targets, reader.fingerprints.ids
 
 
 class InputCollector:
@@ -105,20 +105,16 @@ class InputCollector:
         self._kept = RowBuffers(total) if wanted else None
 
     def add(self, batch: RecordBatch) -> None:
-        block = None if self._kept is None else _one_input(batch)
-        if self._kept is None or block is None:
-            self._kept = None
+        kept, self._kept = self._kept, None
+        if kept is None or (block := _one_input(batch)) is None:
             return
         text = isinstance(block, list)
         self._bytes += sum(map(len, block)) if text else block.nbytes
         expected = 0 if text else block.nbytes // max(1, batch.rows) * self._total
-        try:
-            if max(self._bytes, expected) > INPUT_BYTES:
-                self._kept = None
-            else:
-                self._kept.add("inputs", block)
-        except InputError:  # of another shape or type than the rows before
-            self._kept = None
+        if max(self._bytes, expected) <= INPUT_BYTES:
+            with suppress(InputError):  # of another shape or type than the rows before
+                kept.add("inputs", block)
+                self._kept = kept
 
     def joined(self) -> Any:
         """Return all rows, a tensor or a list of strings; None where they were not kept."""
