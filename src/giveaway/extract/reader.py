@@ -66,16 +66,14 @@ class RecordReader:
                 raise fail("ids", "ids in the batches or ids=, not both", "both", "drop ids=")
             self.fingerprints.add(batch)
             if self.total is not None and self.fingerprints.rows > self.total:
-                raise self._other_count(f"more than {self.total}")
+                break
             yield batch
-        if self.fingerprints.rows == 0:
+        if (rows := self.fingerprints.rows) == 0:
             raise fail("data", "at least 2 records", "0", "pass the training set")
-        if self.total is not None and self.fingerprints.rows < self.total:
-            raise self._other_count(str(self.fingerprints.rows))
-
-    def _other_count(self, rows: str) -> InputError:
-        got, remedy = f"{rows} rows for {self.total} records", "use a sampler and collate_fn that give each record once"
-        return fail("data", ORDERED, got, remedy)
+        if self.total not in (None, rows):
+            given = f"more than {self.total}" if rows > self.total else f"{rows}"
+            got = f"{given} rows for {self.total} records"
+            raise fail("data", ORDERED, got, "use a sampler and collate_fn that give each record once")
 
     def check_records(self) -> None:
         """Refuse if a row of the first pass is not the record of its position or id; `proof` then says how it is known.
