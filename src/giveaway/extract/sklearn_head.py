@@ -15,7 +15,7 @@ from sklearn.utils import check_array, compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, check_shape, errors_about, fail
-from giveaway.extract.sklearn_unseen import kept_out, out_of_bag, rows_of
+from giveaway.extract.sklearn_unseen import NETWORKS, kept_out, out_of_bag, rows_of
 from giveaway.records.examples import check_inputs
 from giveaway.records.head import Head
 from giveaway.records.rows import linear_outputs
@@ -69,9 +69,8 @@ def from_sklearn(
     """
     if isinstance(estimator, type) or not hasattr(estimator, "predict"):
         got = f"the class {estimator.__name__}" if isinstance(estimator, type) else type(estimator).__name__
-        raise fail(
-            "estimator", "a fitted estimator", got, "pass the object that was fitted; load it if it is in a file"
-        )
+        remedy = "pass the object that was fitted; load it if it is in a file"
+        raise fail("estimator", "a fitted estimator", got, remedy)
     whole, given = estimator, X
     estimator, X = last_step(whole, X)
     names: dict[str, Any] = {"model": type(estimator).__name__}
@@ -124,10 +123,11 @@ def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[s
     if X.shape[1] != estimator.n_features_in_:
         expected = f"{estimator.n_features_in_} columns, as the estimator was fitted with"
         raise fail("X", expected, f"{X.shape[1]} columns", REFIT)
-    fields = FIELDS[type(estimator)](estimator, X, y, sample_weight)
-    for name in ("features", "weight", "bias"):
-        fields[name] = None if fields[name] is None else as_tensor(name, fields[name])
-    return fields | {"outputs": linear_outputs(fields["features"], fields["weight"], fields["bias"])}
+    fields = {"penalize_intercept": False} | FIELDS[type(estimator)](estimator, y)
+    fields["sample_weight"] = _weighted(estimator, y, sample_weight)
+    parts = zip(("features", "weight", "bias"), _layer(estimator, X), strict=True)
+    layer: dict[str, Any] = {name: None if part is None else as_tensor(name, part) for name, part in parts}
+    return fields | layer | {"outputs": linear_outputs(**layer)}
 
 
 def settled(estimator: Any) -> Any:
@@ -222,7 +222,7 @@ def refusals(estimator: Any, argument: str = "X", expected: str = ACCEPTED, reme
         raise fail(argument, expected, got, remedy) from error
 
 
-def _least_squares(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
+def _least_squares(estimator: Any, y: np.ndarray) -> dict[str, Any]:
     """Read LinearRegression and Ridge, whose penalty alpha·‖w‖² is l2 = 2·alpha."""
     if estimator.positive:
         raise fail("estimator", "unconstrained coefficients", "positive=True", "fit with positive=False")
@@ -230,39 +230,31 @@ def _least_squares(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) ->
     if len(alpha) > 1:
         got = f"{len(alpha)} alphas"
         raise fail("estimator", "one alpha for all outputs", got, "fit and audit one estimator an output")
-    penalty = {"l2": 2.0 * float(alpha[0]), "penalize_intercept": False}
-    return _linear(estimator, X) | penalty | {"targets": y, "loss": "squared", "sample_weight": sample_weight}
+    return {"targets": y, "loss": "squared", "l2": 2.0 * float(alpha[0])}
 
 
-def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
+def _ridge_classifier(estimator: Any, y: np.ndarray) -> dict[str, Any]:
     """Read RidgeClassifier, a ridge regression on targets of −1 and 1, one column for two classes."""
     if y.ndim == 2:
         targets = np.where(y > 0, 1.0, -1.0)
     else:
         targets = 2.0 * np.eye(len(estimator.classes_))[class_indices(y, estimator.classes_)] - 1.0
         targets = targets[:, 1] if len(estimator.classes_) == 2 else targets
-    return _least_squares(estimator, X, targets, _weighted(estimator, y, sample_weight))
+    return _least_squares(estimator, targets)
 
 
-def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
+def _logistic_regression(estimator: Any, y: np.ndarray) -> dict[str, Any]:
     """Read LogisticRegression: one logit for two classes, softmax for more, or one binary head a class."""
-    labels = class_indices(y, estimator.classes_)
-    fields = _linear(estimator, X)
-    several, liblinear = len(fields["weight"]) > 1, estimator.solver == "liblinear"
+    several, liblinear = estimator.coef_.shape[0] > 1, estimator.solver == "liblinear"
     mode = getattr(estimator, "multi_class", None)  # scikit-learn before 1.8
     if mode == "multinomial" and not several:
         got = "multi_class='multinomial' with two classes"
         raise fail("estimator", "the logistic loss for two classes", got, "fit without multi_class")
     one_vs_rest = several and (liblinear or mode == "ovr")
-    if estimator.class_weight is not None:
-        if one_vs_rest:
-            got = "class_weight with one-vs-rest, which weighs a record differently in each class"
-            raise fail("estimator", "one weight a record", got, "fit without class_weight, or multinomial")
-        if sample_weight is not None and estimator.class_weight == "balanced":
-            # Versions of scikit-learn differ in whether the balance counts records or their weights.
-            got = "class_weight='balanced' with sample_weight"
-            raise fail("estimator", "one source of weights", got, "give class_weight as a dict")
-    if liblinear and fields["bias"] is not None and estimator.intercept_scaling != 1:
+    if estimator.class_weight is not None and one_vs_rest:
+        got = "class_weight with one-vs-rest, which weighs a record differently in each class"
+        raise fail("estimator", "one weight a record", got, "fit without class_weight, or multinomial")
+    if liblinear and estimator.fit_intercept and estimator.intercept_scaling != 1:
         got = f"intercept_scaling={estimator.intercept_scaling:g}"
         raise fail("estimator", "one penalty for weights and intercept", got, "fit with intercept_scaling=1")
     kind, ratio = estimator.penalty, estimator.l1_ratio
@@ -271,80 +263,77 @@ def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: A
     if kind in ("l1", "elasticnet"):
         raise fail("estimator", "an l2 penalty or none", f"penalty {kind}", "fit with l1_ratio=0 (penalty='l2')")
     l2 = 0.0 if kind is None or np.isinf(estimator.C) else 1.0 / float(estimator.C)
-    fields |= {"l2": l2, "penalize_intercept": liblinear, "sample_weight": _weighted(estimator, y, sample_weight)}
-    return fields | _labelled(labels, len(estimator.classes_), one_vs_rest)
+    return _labelled(estimator, y, one_vs_rest) | {"l2": l2, "penalize_intercept": liblinear}
 
 
-def _stochastic(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
+def _stochastic(estimator: Any, y: np.ndarray) -> dict[str, Any]:
     """Read SGDClassifier with the logistic loss, one binary head a class, and SGDRegressor with half the squared one;
     the penalty alpha/2·‖w‖² stands beside a mean."""
     classes = isinstance(estimator, linear_model.SGDClassifier)
     for name, wanted in (("loss", "log_loss" if classes else "squared_error"), ("penalty", "l2")):
         if (given := getattr(estimator, name)) != wanted and not (name == "penalty" and given is None):
             raise fail("estimator", f"{name}={wanted!r}", f"{name}={given!r}", f"fit with {name}={wanted!r}")
-    l2 = 0.0 if estimator.penalty is None else float(estimator.alpha) * X.shape[0]
-    fields = _linear(estimator, X) | {"penalize_intercept": False}
+    l2 = 0.0 if estimator.penalty is None else float(estimator.alpha) * len(y)
     if not classes:
-        return fields | {"targets": y, "loss": "squared", "l2": 2.0 * l2, "sample_weight": sample_weight}
-    labels, several = class_indices(y, estimator.classes_), len(fields["weight"]) > 1
+        return {"targets": y, "loss": "squared", "l2": 2.0 * l2}
+    several = estimator.coef_.shape[0] > 1
     balanced_early = estimator.early_stopping and estimator.class_weight == "balanced"
     if estimator.class_weight is not None and (several or balanced_early):
         got = "class_weight with several classes, or balanced by records that were kept out of training"
         raise fail("estimator", "one known weight a record", got, "fit without class_weight")
-    fields |= {"l2": l2, "sample_weight": _weighted(estimator, y, sample_weight)}
-    return fields | _labelled(labels, len(estimator.classes_), several)
+    return _labelled(estimator, y, several) | {"l2": l2}
 
 
-def _linear(estimator: Any, X: Any) -> dict[str, Any]:
-    weight = np.atleast_2d(estimator.coef_)
-    bias = np.broadcast_to(np.ravel(estimator.intercept_), len(weight)).copy() if estimator.fit_intercept else None
-    return {"features": _dense(X), "weight": weight, "bias": bias}
-
-
-def _labelled(labels: np.ndarray, classes: int, one_vs_rest: bool) -> dict[str, Any]:
+def _labelled(estimator: Any, y: np.ndarray, one_vs_rest: bool) -> dict[str, Any]:
+    labels = class_indices(y, estimator.classes_)
     if one_vs_rest:
-        return {"targets": np.eye(classes)[labels], "loss": "binary_cross_entropy"}
+        return {"targets": np.eye(len(estimator.classes_))[labels], "loss": "binary_cross_entropy"}
     return {"targets": labels, "loss": "cross_entropy"}
+
+
+def _network(estimator: Any, y: np.ndarray) -> dict[str, Any]:
+    """Read the last layer of MLPClassifier or MLPRegressor."""
+    if isinstance(estimator, neural_network.MLPRegressor):
+        if getattr(estimator, "loss", "squared_error") != "squared_error":
+            raise fail("estimator", "loss='squared_error'", f"loss={estimator.loss!r}", "fit with the squared loss")
+        # Not 2·alpha·outputs: the loss MLPRegressor reports is a mean over outputs, the gradient it follows a sum.
+        fields, factor = {"targets": y, "loss": "squared"}, 2.0
+    elif y.ndim == 2:
+        fields, factor = {"targets": y, "loss": "binary_cross_entropy"}, 1.0
+    else:
+        fields, factor = _labelled(estimator, y, False), 1.0
+    n, passes = len(y), 1.0  # how often the penalty enters one sum over the records
+    if estimator.solver != "lbfgs":  # scikit-learn divides it by the size of each batch
+        size = min(200 if estimator.batch_size == "auto" else int(estimator.batch_size), n)
+        full, rest = divmod(n, size)
+        passes = n * (full / size + (1 / rest if rest else 0.0)) / (full + (rest > 0))
+    return fields | {"l2": factor * float(estimator.alpha) * passes}
 
 
 def _weighted(estimator: Any, y: np.ndarray, sample_weight: Any) -> Any:
     """Return the weights of the records, times those of their classes."""
-    if not estimator.class_weight:
+    class_weight = getattr(estimator, "class_weight", None)
+    if not class_weight:
         return sample_weight
-    factor = compute_sample_weight(estimator.class_weight, y)
+    factor = compute_sample_weight(class_weight, y)
     if sample_weight is None:
         return factor
+    if isinstance(estimator, linear_model.LogisticRegression) and class_weight == "balanced":
+        # Versions of scikit-learn differ in whether the balance counts records or their weights.
+        got = "class_weight='balanced' with sample_weight"
+        raise fail("estimator", "one source of weights", got, "give class_weight as a dict")
     weight = as_tensor("sample_weight", sample_weight)
     check_shape("sample_weight", weight, (len(factor),), f"({len(factor)},), one weight a record")
     return weight.numpy() * factor
 
 
-def _last_layer(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """Read the last layer of MLPClassifier or MLPRegressor; features are what the last hidden layer gives."""
-    if isinstance(estimator, neural_network.MLPRegressor):
-        if getattr(estimator, "loss", "squared_error") != "squared_error":
-            raise fail("estimator", "loss='squared_error'", f"loss={estimator.loss!r}", "fit with the squared loss")
-        # Not 2·alpha·outputs: the loss MLPRegressor reports is a mean over outputs, the gradient it follows a sum.
-        loss, targets, factor = "squared", y, 2.0
-    else:
-        multi_label = y.ndim == 2
-        loss, factor = "binary_cross_entropy" if multi_label else "cross_entropy", 1.0
-        targets = y if multi_label else class_indices(y, estimator.classes_)
-    n, passes = X.shape[0], 1.0  # how often the penalty enters one sum over the records
-    if estimator.solver != "lbfgs":  # scikit-learn divides it by the size of each batch
-        size = min(200 if estimator.batch_size == "auto" else int(estimator.batch_size), n)
-        full, rest = divmod(n, size)
-        passes = n * (full / size + (1 / rest if rest else 0.0)) / (full + (rest > 0))
-    return {
-        "features": _hidden(estimator, X),
-        "weight": np.ascontiguousarray(estimator.coefs_[-1].T),
-        "bias": estimator.intercepts_[-1],
-        "targets": targets,
-        "loss": loss,
-        "l2": factor * float(estimator.alpha) * passes,
-        "penalize_intercept": False,
-        "sample_weight": sample_weight,
-    }
+def _layer(estimator: Any, X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return features, weight and bias; of an MLP those of the last layer, whose features the last hidden one gives."""
+    if isinstance(estimator, NETWORKS):
+        return _hidden(estimator, X), np.ascontiguousarray(estimator.coefs_[-1].T), estimator.intercepts_[-1]
+    weight = np.atleast_2d(estimator.coef_)
+    bias = np.broadcast_to(np.ravel(estimator.intercept_), len(weight)).copy() if estimator.fit_intercept else None
+    return _dense(X), weight, bias
 
 
 def _hidden(estimator: Any, X: Any) -> np.ndarray:
@@ -382,13 +371,13 @@ def class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return indices
 
 
-FIELDS: dict[type, Callable[[Any, Any, np.ndarray, Any], dict[str, Any]]] = {
+FIELDS: dict[type, Callable[[Any, np.ndarray], dict[str, Any]]] = {
     linear_model.LinearRegression: _least_squares,
     linear_model.Ridge: _least_squares,
     linear_model.LogisticRegression: _logistic_regression,
     linear_model.RidgeClassifier: _ridge_classifier,
     linear_model.SGDClassifier: _stochastic,
     linear_model.SGDRegressor: _stochastic,
-    neural_network.MLPClassifier: _last_layer,
-    neural_network.MLPRegressor: _last_layer,
+    neural_network.MLPClassifier: _network,
+    neural_network.MLPRegressor: _network,
 }
