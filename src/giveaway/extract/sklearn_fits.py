@@ -214,11 +214,9 @@ def classifier_outputs(model: Any, X: Any, classes: np.ndarray) -> np.ndarray:
 
 def settings_of(estimator: Any) -> dict[str, str]:
     """Return the settings of an estimator that change what it learns, in words that another process would use too."""
-    settings = {"type": type(estimator).__qualname__}
-    for name, value in estimator.get_params(deep=True).items():
-        if not name.endswith(("random_state", "n_jobs", "verbose")):
-            settings[name] = _in_words(value)
-    return settings
+    given, left_out = estimator.get_params(deep=True).items(), ("random_state", "n_jobs", "verbose")
+    settings = {name: _in_words(value) for name, value in given if not name.endswith(left_out)}
+    return {"type": type(estimator).__qualname__} | settings
 
 
 def source_digest(function: Any) -> str | None:
