@@ -48,14 +48,13 @@ class FeatureCache(MarkedFolder):
         return self.read() if listed and whole else None
 
     def check_made_of(self, stored: dict[str, Any], expected: dict[str, Any]) -> None:
-        names = ("model_sha256", "rows") if stored.get("rows") != expected["rows"] else ("model_sha256", "rows_sha256")
+        names = ["model_sha256", "rows" if stored.get("rows") != expected["rows"] else "rows_sha256"]
+        names += ["held_out_sha256"] if "held_out_sha256" in expected else []  # else it may hold more than is wanted
         options, then = expected["options"], stored.get("options", {})
         if options.get("layer") == stored.get("layer"):  # named now, found by itself then
             then = {**then, "layer": options.get("layer")}
         old = {name: stored.get(name) for name in names} | {"options": {name: then.get(name) for name in options}}
         new = {name: expected[name] for name in names} | {"options": options}
-        if "held_out_sha256" in expected:  # else it may hold more than is wanted
-            old["held_out_sha256"], new["held_out_sha256"] = stored.get("held_out_sha256"), expected["held_out_sha256"]
         if lacking := [name for name in expected["relatives"] if name not in stored.get("relatives", ())]:
             new["relatives"] = ", ".join(lacking)
         remedy = "choose another folder, or remove this one with giveaway purge"
