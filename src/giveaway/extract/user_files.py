@@ -195,20 +195,18 @@ def from_file(
     for key, remedy in lacking:
         got = f"keys {listed(sorted([*stored, *ignored]))}" if stored or ignored else "no keys"
         raise fail(key, f"{CONTENTS} in {file.name}", got, remedy)
-    saved, settings = "options" in stored, {}
-    if saved:
-        settings = _saved_options(file, str(stored.pop("options")))
+    saved = "options" in stored
+    settings = _saved_options(file, str(stored.pop("options"))) if saved else {}
     if "l2" in stored:
         number = as_tensor("l2", stored.pop("l2")).reshape(-1)
         check_shape("l2", number, (1,), "(1,), one penalty for the whole head")
         settings["l2"] = float(number)
-    given: dict[str, Any] = {"l2": l2, "intercept": intercept, "penalize_intercept": penalize_intercept}
-    given |= {"frozen": frozen, "loss": None if loss == "auto" else loss}
-    for name, value in given.items():
-        if value is not None:
-            if name in settings and settings[name] != value:
-                notes.append(f"{name}={value} as given, not the {settings[name]} of the file")
-            settings[name] = value
+    options: dict[str, Any] = {"l2": l2, "intercept": intercept, "penalize_intercept": penalize_intercept}
+    options |= {"frozen": frozen, "loss": None if loss == "auto" else loss}
+    given = {name: value for name, value in options.items() if value is not None}
+    changed = (name for name in given if name in settings and settings[name] != given[name])
+    notes += [f"{name}={given[name]} as given, not the {settings[name]} of the file" for name in changed]
+    settings |= given
     if black_box:
         settings["intercept"] = False
     if "intercept" not in settings:
@@ -256,8 +254,8 @@ def read_stored(path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
     parts: defaultdict[str, dict[Path, np.ndarray]] = defaultdict(dict)
     for file in files:
         with reading("file", file, f"{file.suffix} file"):
-            arrays, others = _arrays_in(file, lambda name: name in known or is_relatives(name), LARGE_BYTES * alone)
-        ignored |= set(others)
+            arrays, names = _arrays_in(file, lambda name: name in known or is_relatives(name), LARGE_BYTES * alone)
+        ignored |= names - arrays.keys()
         for name, array in arrays.items():
             parts[name][file] = array
     by_row = [name for name in (*ROWS, *sorted(filter(is_relatives, parts))) if name in parts]
@@ -300,12 +298,12 @@ def _stacked(name: str, places: dict[Path, np.ndarray]) -> Any:
     return rows if rows.nbytes >= LARGE_BYTES else rows.whole()
 
 
-def _arrays_in(file: Path, wanted: Callable[[str], bool], large: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the wanted arrays of a file, mapped from `large` bytes on, and the names of the others, not read."""
+def _arrays_in(file: Path, wanted: Callable[[str], bool], large: int) -> tuple[dict[str, np.ndarray], set[str]]:
+    """Return the wanted arrays of a file, mapped from `large` bytes on, and the names of all."""
     if file.suffix == ".npy":
         name = file.stem.split("-", 1)[0]
         with file.open("rb") as stream:
-            return ({name: _mapped(file, *npy_header(stream), large)}, []) if wanted(name) else ({}, [name])
+            return {name: _mapped(file, *npy_header(stream), large)} if wanted(name) else {}, {name}
     arrays = {}
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as stored, file.open("rb") as stream:
@@ -323,7 +321,7 @@ def _arrays_in(file: Path, wanted: Callable[[str], bool], large: int) -> tuple[d
                 sizes = (int.from_bytes(local[at : at + 2], "little") for at in (26, 28))
                 start = stream.seek(info.header_offset + 30 + sum(sizes))
                 arrays[name] = _mapped(file, *npy_header(stream, start + info.file_size), large)
-            return arrays, sorted(name for name in stored.files if not wanted(name))
+            return arrays, {*stored.files}
     from safetensors import safe_open
 
     with safe_open(file, "np"), file.open("rb") as stream:  # which refuses a damaged header
@@ -337,7 +335,7 @@ def _arrays_in(file: Path, wanted: Callable[[str], bool], large: int) -> tuple[d
             raise fail(name, f"numbers of a known type in {file.name}", f"type {kind[:12]}", remedy)
         dtype = BFLOAT16 if kind == "BF16" else np.dtype(SAFETENSORS[kind])
         arrays[name] = _mapped(file, dtype, shape, "C", 8 + length + start, large)
-    return arrays, sorted(name for name in header if not wanted(name))
+    return arrays, {*header}
 
 
 def _mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], order: Any, offset: int, large: int) -> np.ndarray:
