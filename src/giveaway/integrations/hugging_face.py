@@ -45,9 +45,8 @@ class RecordTextLosses(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **rest: Any) -> None:
         if is_encoder_decoder(model):
-            raise fail(
-                "model", "a causal language model", type(model).__name__, "record by trace.add in a loop of yours"
-            )
+            remedy = "record by trace.add in a loop of yours"
+            raise fail("model", "a causal language model", type(model).__name__, remedy)
         self._close()  # of a training that was interrupted in this process
         self._texts = KnownTexts(TokenRows(*self._given, model))
         options: Any = {"process": (args.process_index, args.world_size), "losses_per_epoch": sys.maxsize}
@@ -125,10 +124,8 @@ class KnownTexts:
         place = np.searchsorted(self._digests, digests).clip(max=len(self._digests) - 1)
         if unknown := int((self._digests[place] != digests).sum()):
             got = f"{unknown} of {len(digests)} in a batch with other tokens"
-            remedy = (
-                "tokenize once, and give the same rows to both, with max_length= where training cuts them; pack whole "
-                "texts (packing_strategy='bfd'), and collate attention_mask or position_ids"
-            )
+            remedy = "tokenize once, and give the same rows to both, with max_length= where training cuts them; pack "
+            remedy += "whole texts (packing_strategy='bfd'), and collate attention_mask or position_ids"
             raise fail("dataset", "the texts that training sees, token by token", got, remedy)
         times = self._counts[place]
         which = np.repeat(np.arange(len(place)), times)

@@ -56,11 +56,8 @@ class RecordLosses(Callback):
         if outputs is None or self.trace is None:  # a step that was skipped
             return
         if not isinstance(outputs, dict) or "losses" not in outputs:
-            expected, remedy = (
-                'a dictionary with "losses", one a record',
-                'return {"loss": each.mean(), "losses": each}',
-            )
-            raise fail("training_step", expected, "the loss alone", remedy)
+            expected = 'a dictionary with "losses", one a record'
+            raise fail("training_step", expected, "the loss alone", 'return {"loss": each.mean(), "losses": each}')
         self.trace.add(self.rows(batch), outputs["losses"])
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
