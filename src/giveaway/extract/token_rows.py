@@ -116,12 +116,10 @@ class TokenRows:
             rows = [self._tokenized(self._dataset[number], number) for number in numbers]
             if other := next((n for n, row in zip(numbers, rows, strict=True) if row.keys() != rows[0].keys()), None):
                 got = f"{', '.join(rows[other - start])} in row {other}"
-                raise fail(
-                    "dataset", f"the keys of row {start} in every row ({', '.join(rows[0])})", got, "add the rest"
-                )
-            columns = {name: [row[name] for row in rows] for name in rows[0]}
+                expected = f"the keys of row {start} in every row ({', '.join(rows[0])})"
+                raise fail("dataset", expected, got, "add the rest")
             pad = nn.utils.rnn.pad_sequence
-            yield {name: pad(each, True, PADDING.get(name, 0)) for name, each in columns.items()}
+            yield {name: pad([row[name] for row in rows], True, PADDING.get(name, 0)) for name in rows[0]}
 
     def _tokenized(self, row: Any, number: int) -> dict[str, Any]:
         """Return the token numbers of a row, and what else of it the model or the loss takes."""

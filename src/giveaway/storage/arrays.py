@@ -190,6 +190,5 @@ def _bytes_of(block: Any) -> bytes:
     if isinstance(block, np.ndarray) and block.dtype.kind != "O":
         return np.ascontiguousarray(block).tobytes()
     cells = block.ravel().tolist() if isinstance(block, np.ndarray) else block
-    return "".join(f"{type(cell).__name__}{len(text := str(cell))}:{text}" for cell in cells).encode(
-        "utf-8", "surrogatepass"
-    )
+    text = "".join(f"{type(cell).__name__}{len(shown := str(cell))}:{shown}" for cell in cells)
+    return text.encode("utf-8", "surrogatepass")
