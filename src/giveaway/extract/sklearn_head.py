@@ -102,21 +102,18 @@ def from_sklearn(
         names["inputs"] = check_inputs(given, len(y))
     if held_out is not None:
         names["held_out"] = _held_out(whole, held_out)
-    if black_box:
-        outputs, targets, loss = _predictions(estimator, X, y)
-        left_out = out_of_bag(estimator, X, outputs, sample_weight=sample_weight, groups=groups)
-        if loss == "cross_entropy":
-            left_out = None if left_out is None else np.log(np.clip(left_out, LEAST_PROBABILITY, None))
-            names["class_names"] = _class_names(estimator)
-        names |= {"targets": targets, "loss": loss, "sample_weight": sample_weight, "out_of_bag": left_out}
-        return Head(None, outputs, **names)  # type: ignore[arg-type]
-    fields = _linear_fields(estimator, X, y, sample_weight)
-    names["class_names"] = _class_names(estimator) if fields["loss"] == "cross_entropy" else None
-    return Head(intercept=fields["bias"] is not None, **names, **fields)
+    fields = _fields(estimator, X, y, sample_weight)
+    left_out: Any = out_of_bag(estimator, X, fields["outputs"], sample_weight=sample_weight, groups=groups)
+    if fields["loss"] == "cross_entropy":
+        left_out = None if left_out is None else np.log(np.clip(left_out, LEAST_PROBABILITY, None))
+        names["class_names"] = _class_names(estimator)
+    return Head(out_of_bag=left_out, **names, **fields)
 
 
-def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
+def _fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
     """Return the fields of a Head; X, sparse if it was, and y have the shapes that `estimator` was fitted with."""
+    if type(estimator) not in FIELDS:
+        return _predictions(estimator, X, y) | {"features": None, "sample_weight": sample_weight}
     with refusals(estimator):
         X = check_array(X, accept_sparse="csr", ensure_all_finite=False)
     y = checked_targets(y, X.shape[0])
@@ -127,7 +124,7 @@ def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[s
     fields["sample_weight"] = _weighted(estimator, y, sample_weight)
     parts = zip(("features", "weight", "bias"), _layer(estimator, X), strict=True)
     layer: dict[str, Any] = {name: None if part is None else as_tensor(name, part) for name, part in parts}
-    return fields | layer | {"outputs": linear_outputs(**layer)}
+    return fields | layer | {"outputs": linear_outputs(**layer), "intercept": layer["bias"] is not None}
 
 
 def settled(estimator: Any) -> Any:
@@ -160,11 +157,8 @@ def _held_out(estimator: Any, records: Any) -> tuple[Any, Any]:
     if not isinstance(records, tuple | list) or len(records) != 2:
         raise fail("held_out", "(X, y) of records held out", f"a {type(records).__name__}", "pass both, as X and y are")
     with errors_about("held_out "):
-        estimator, X = last_step(estimator, records[0])
-        if type(estimator) in FIELDS:
-            fields = _linear_fields(estimator, X, records[1], None)
-            return fields["outputs"], fields["targets"]
-        return _predictions(estimator, X, records[1])[:2]
+        fields = _fields(*last_step(estimator, records[0]), records[1], None)
+        return fields["outputs"], fields["targets"]
 
 
 def _is_black_box(estimator: Any) -> bool:
@@ -176,19 +170,20 @@ def _is_black_box(estimator: Any) -> bool:
     return (predicts or mark == "regressor") and not hasattr(estimator, "coef_")
 
 
-def _predictions(estimator: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, str]:
+def _predictions(estimator: Any, X: Any, y: Any) -> dict[str, Any]:
     """Return logarithms of probabilities with class indices, or values, and the loss that goes with them."""
     probable = hasattr(estimator, "predict_proba")
     with refusals(estimator):
         outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
     if not probable:
-        return outputs, checked_targets(y, len(outputs)), "squared"
+        return {"outputs": outputs, "targets": checked_targets(y, len(outputs)), "loss": "squared"}
     classes: Any = getattr(estimator, "classes_", None)
     if outputs.ndim != 2 or np.ndim(classes) != 1:
         got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
         raise fail("estimator", "a classifier of one label a record", got, remedy)
     targets = class_indices(checked_targets(y, len(outputs)), np.asarray(classes))
-    return np.log(np.clip(outputs, LEAST_PROBABILITY, None)), targets, "cross_entropy"
+    logs = np.log(np.clip(outputs, LEAST_PROBABILITY, None))
+    return {"outputs": logs, "targets": targets, "loss": "cross_entropy"}
 
 
 def _class_names(estimator: Any) -> tuple[str, ...] | None:
