@@ -48,9 +48,8 @@ class RecordReader:
         self.unknown_order = why_order_is_unknown(self.loader)  # why a position does not name a record
         if in_order and self.unknown_order:
             raise fail("data", ORDERED, self.unknown_order, "use shuffle=False and no sampler")
-        makes_batches = self.loader.batch_size is not None or sampler is not None
         # the rows that a full pass must give, where that is known beforehand
-        self.total = len(dataset) if makes_batches and isinstance(dataset, Sized) else None
+        self.total = len(dataset) if sampler is not None and isinstance(dataset, Sized) else None
 
     def batches(self) -> Iterator[RecordBatch]:
         return (split_batch(batch, self._keys) for batch in self.loader)
