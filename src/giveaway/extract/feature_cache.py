@@ -69,7 +69,9 @@ class FeatureCache(MarkedFolder):
             for name in writers.files:
                 self.stage(f"{name}.npy", writers.finish(name))
         finally:
-            writers.close()
+            for _, stream, _ in writers.files.values():
+                with suppress(OSError):  # what could not be written before cannot be written now
+                    stream.close()
 
     def complete(self, facts: dict[str, Any], others: dict[str, Any]) -> None:
         """Add the arrays `others` (None where there is none), and list all of them in cache.json."""
@@ -131,13 +133,7 @@ class RowWriters:
             self._header(name)
             stream.flush()
             os.fsync(stream.fileno())
-            stream.close()
         return part
-
-    def close(self) -> None:
-        for _, stream, _ in self.files.values():
-            with suppress(OSError):  # what could not be written before cannot be written now
-                stream.close()
 
     def _header(self, name: str) -> None:
         _, stream, like = self.files[name]
