@@ -154,8 +154,8 @@ class MarkedFolder:
     def interrupted(self) -> bool:
         return bool(self.parts()) or os.path.lexists(self.path / LOCK)
 
-    def stage(self, name: str, write: Callable[[BinaryIO], Any] | Path) -> str:
-        """Write a file beside its place, or take one that was written there; return its SHA-256."""
+    def stage(self, name: str, write: Callable[[BinaryIO], Any] | Path) -> None:
+        """Write a file beside its place, or take one that was written there."""
         if (self.path / name).exists() and name not in self.listed():
             got, remedy = f"{self.path / name}, which the folder does not list", "move it elsewhere"
             raise fail(self.argument, f"a place for {name}", got, remedy)
@@ -165,7 +165,6 @@ class MarkedFolder:
             raise fail(self.argument, f"{name} on the disk", "none", "check the disk")
         os.replace(part, part_of(self.path / name, digest))
         self.staged[name] = digest
-        return digest
 
     def commit(self, contents: Mapping[str, Any] | None = None, *, without: Collection[str] = ()) -> None:
         """List what was staged in the marker, whose other contents may change, and give the files their names."""
