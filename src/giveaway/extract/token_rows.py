@@ -92,7 +92,10 @@ class TokenRows:
 
     def batches(self) -> Iterator[TokenBatch]:
         self.documents, self.read, self.contents = 0, 0, None
-        for given in self._given():
+        for given in self._dataset if isinstance(self._dataset, DataLoader) else self._padded():
+            if not isinstance(given, Mapping):
+                remedy = "collate each batch to a dict with input_ids"
+                raise fail("dataset", "batches that are dicts", f"a {type(given).__name__}", remedy)
             batch = {name: values for name, values in given.items() if isinstance(values, torch.Tensor)}
             if "input_ids" not in batch or batch["input_ids"].ndim != 2:
                 got = "keys " + ", ".join(map(str, given))
@@ -102,15 +105,8 @@ class TokenRows:
             got = f"{self.read} of {self.total}"
             raise fail("dataset", "every row, once", got, "leave out drop_last, and pass the whole training set")
 
-    def _given(self) -> Iterator[Mapping[str, Any]]:
-        """Yield batches: those of a loader, or rows of a dataset, tokenized and padded on the right."""
-        if isinstance(self._dataset, DataLoader):
-            for batch in self._dataset:
-                if not isinstance(batch, Mapping):
-                    remedy = "collate each batch to a dict with input_ids"
-                    raise fail("dataset", "batches that are dicts", f"a {type(batch).__name__}", remedy)
-                yield batch
-            return
+    def _padded(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield batches of a dataset's rows, tokenized and padded on the right."""
         for start in range(0, self.total, self._size):
             numbers = range(start, min(start + self._size, self.total))
             rows = [self._tokenized(self._dataset[number], number) for number in numbers]
