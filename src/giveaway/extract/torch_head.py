@@ -161,13 +161,9 @@ def from_torch_shared(
     if (reason := why_order_is_unknown(loader)) is not None:
         raise fail("data", ORDERED, reason, "use shuffle=False and no sampler where several processes share the work")
     shared, size = SharedCache(private_folder(keep.folder)), processes.size
-    share = DataLoader(
-        Subset(loader.dataset, processes.share(range(len(loader.dataset)))),  # type: ignore[arg-type]
-        batch_size=loader.batch_size or batches.size,
-        shuffle=False,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-    )
+    mine = Subset(loader.dataset, processes.share(range(len(loader.dataset))))  # type: ignore[arg-type]
+    options: Any = {"num_workers": loader.num_workers, "collate_fn": loader.collate_fn}
+    share = DataLoader(mine, loader.batch_size or batches.size, shuffle=False, **options)
     kept = Cached(shared.share(processes.rank, size).path, inputs=False)
     others = held_out if processes.rank == 0 else None
     head = from_torch(model, share, keep=kept, batches=batches, held_out=others, **more)
