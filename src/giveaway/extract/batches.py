@@ -195,7 +195,7 @@ def _row_bytes(leaf: Any, rows: int) -> Iterator[Any]:
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
         leaf = torch.from_numpy(np.ascontiguousarray(leaf))
     if isinstance(leaf, torch.Tensor):
-        dense = leaf.detach().to_dense() if leaf.layout != torch.strided else leaf.detach()
+        dense = leaf.detach().to_dense()
         shared = dense.ndim == 0 or len(dense) != rows
         table = dense.cpu().reshape(1 if shared else rows, -1).contiguous()
         octets = table.view(torch.uint8).numpy() if table.numel() else np.empty((len(table), 0), np.uint8)

@@ -45,8 +45,7 @@ def model_digest(model: nn.Module) -> str:
 
 
 def _digest_of(named: Mapping[str, torch.Tensor], *text: str) -> str:
-    dense = {name: t.detach() if t.layout == torch.strided else t.detach().to_dense() for name, t in named.items()}
-    return digest_of(dense, text)
+    return digest_of({name: value.detach().to_dense() for name, value in named.items()}, text)
 
 
 @contextmanager
