@@ -14,17 +14,17 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 import torch
 
-from giveaway.checks import fail
 from giveaway.extract.torch_model import storable
 from giveaway.records.rows import check_same_kind
 from giveaway.storage.arrays import write_npy
-from giveaway.storage.files import file_digest, part_of
+from giveaway.storage.files import file_digest, part_of, system_errors
 from giveaway.storage.folder import MarkedFolder
 from giveaway.version import VERSION
 
 KIND = "giveaway feature cache"
 ROWS = ("features", "outputs", "targets")
 SHARE = "part-"  # what folders of the processes that share a cache begin with
+_room = partial(system_errors, "cache", "room for the features", None, "choose a folder on a larger disk")
 
 
 class FeatureCache(MarkedFolder):
@@ -138,12 +138,3 @@ class RowWriters:
     def _header(self, name: str) -> None:
         _, stream, like = self.files[name]
         write_npy(stream, like.numpy().dtype, (self.rows[name], *like.shape[1:]))
-
-
-@contextmanager
-def _room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        got, remedy = error.strerror or str(error), "choose a folder on a larger disk"
-        raise fail("cache", "room for the features", got, remedy) from error

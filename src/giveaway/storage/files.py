@@ -19,12 +19,15 @@ JSON_BYTES, TOML_BYTES = 1 << 24, 1 << 16  # larger files are not ours, or were 
 
 
 @contextmanager
-def system_errors(argument: str, expected: str, got: Any, remedy: str = "choose another folder") -> Iterator[None]:
-    """Turn what the system refuses inside into an InputError."""
+def system_errors(
+    argument: str, expected: str, path: Path | None, remedy: str = "choose another folder"
+) -> Iterator[None]:
+    """Turn what the system refuses inside into an InputError, which names the path if there is one."""
     try:
         yield
     except OSError as error:
-        raise fail(argument, expected, f"{got} ({error.strerror or error})", remedy) from error
+        reason = error.strerror or str(error)
+        raise fail(argument, expected, f"{path} ({reason})" if path else reason, remedy) from error
 
 
 def private_folder(folder: str | os.PathLike[str]) -> Path:
