@@ -165,7 +165,9 @@ class LayerGradients(TextGradients):
     def _pieces(self, labels: torch.Tensor, unit: torch.Tensor, units: int, at_once: int) -> Iterator[torch.Tensor]:
         groups: list[list[tuple[str, slice, int]]] = [[]]
         for name, layer in self._layers.items():
-            width, height = _shape(layer)
+            weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+            height, width = weight.shape[::-1] if type(layer).__name__ == CONV1D else weight.shape
+            width += layer.bias is not None
             step = max(1, at_once // width)  # outputs of a large layer at a time
             for first in range(0, height, step):
                 some = slice(first, min(first + step, height))
@@ -247,13 +249,6 @@ def output_head(model: nn.Module) -> nn.Linear:
         remedy += "a classifier is read by from_torch"
         raise fail("curvature", "an output head that is an nn.Linear", "none", remedy)
     return head
-
-
-def _shape(layer: nn.Module) -> tuple[int, int]:
-    """Return how many inputs a layer has, its bias counted as one, and how many outputs."""
-    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-    outputs, inputs = weight.shape[::-1] if type(layer).__name__ == CONV1D else weight.shape
-    return inputs + (layer.bias is not None), outputs
 
 
 @contextmanager
