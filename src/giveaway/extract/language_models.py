@@ -131,8 +131,7 @@ def _logits(model: nn.Module, batch: TokenBatch) -> torch.Tensor:
     # with a cache, models of transformers do not see by the places where a packed document begins
     options = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
     with evaluation_mode(model):
-        result = model(**keywords, **options)
-    logits = logits_of(result)
+        logits = logits_of(model(**keywords, **options))
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3 or logits.shape[:2] != batch.labels.shape:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         remedy = "a classifier is read by from_torch; a base model needs its language-model head"

@@ -226,8 +226,7 @@ class RowBuffers:
         def join(blocks: list[Any]) -> Any:
             return list(chain(*blocks)) if isinstance(blocks[0], list) else torch.cat(blocks)
 
-        whole = self._blocks.items()
-        return {name: join(blocks) if blocks[1:] else blocks[0] for name, blocks in whole}
+        return {name: join(blocks) if blocks[1:] else blocks[0] for name, blocks in self._blocks.items()}
 
 
 def is_dataset(data: Any) -> bool:

@@ -182,8 +182,7 @@ def _predictions(estimator: Any, X: Any, y: Any) -> dict[str, Any]:
         got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
         raise fail("estimator", "a classifier of one label a record", got, remedy)
     targets = class_indices(checked_targets(y, len(outputs)), np.asarray(classes))
-    logs = np.log(np.clip(outputs, LEAST_PROBABILITY, None))
-    return {"outputs": logs, "targets": targets, "loss": "cross_entropy"}
+    return {"outputs": np.log(np.clip(outputs, LEAST_PROBABILITY, None)), "targets": targets, "loss": "cross_entropy"}
 
 
 def _class_names(estimator: Any) -> tuple[str, ...] | None:

@@ -107,11 +107,10 @@ def kept_out(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any = None) -
         "with warm_start": getattr(estimator, "warm_start", False),
         "with subsample below 1": isinstance(estimator, BOOSTED) and estimator.subsample < 1,
     }
-    if any(unsure.values()):
-        reason = next(filter(unsure.get, unsure))
+    if reasons := list(filter(unsure.get, unsure)):
         expected = "a fit on every record, or a validation split that can be drawn again"
         remedy = "fit with random_state=0, or without early stopping"
-        raise fail("estimator", expected, f"early stopping {reason}", remedy)
+        raise fail("estimator", expected, f"early stopping {reasons[0]}", remedy)
     state: Any = seed
     stratified = is_classifier(estimator)
     if isinstance(estimator, NETWORKS):

@@ -103,8 +103,7 @@ def from_torch(
     reader = RecordReader(data, batches, ids_given=ids is not None)
     for argument, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight)):
         _check_order_of(argument, value, reader.loader.dataset)
-    linear = HeadLayer(module, layer)
-    run = _Run(reader, linear, InputCollector(keep.inputs, reader.total), Variants(relatives))
+    run = _Run(reader, HeadLayer(module, layer), InputCollector(keep.inputs, reader.total), Variants(relatives))
     with errors_about("held_out "):
         others = None if held_out is None else RecordReader(held_out, batches)
     with untouched(module, reader.loader):
