@@ -5,7 +5,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,32 +54,24 @@ def same_random_states(loader: DataLoader[Any] | None = None, cuda: Sequence[int
     batches = getattr(loader, "batch_sampler", None)
     holders = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
     known = {id(g): g for holder in holders if isinstance(g := getattr(holder, "generator", None), torch.Generator)}
-    generators = [(generator, generator.get_state()) for generator in known.values()]
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's, kept as it is)
-    with torch.random.fork_rng(devices=cuda):
-        try:
-            yield
-        finally:
-            for generator, state in generators:
-                generator.set_state(state)
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
+    with torch.random.fork_rng(devices=cuda), ExitStack() as after:
+        for generator in known.values():
+            after.callback(generator.set_state, generator.get_state())
+        after.callback(random.setstate, random.getstate())
+        after.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 (the user's, kept as it is)
+        yield
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module, loader: DataLoader[Any] | None = None) -> Iterator[None]:
     """Switch `model` to evaluation mode inside; put modes and random states back on the way out."""
-    modes = [(module, module.training) for module in model.modules()]
     cuda = sorted({value.device.index for value in model.parameters() if value.is_cuda})
-    with same_random_states(loader, cuda):
-        try:
-            for module, _ in modes:
-                # The flag itself: eval() may be overridden (merging adapters, freezing) with effects of its own.
-                module.training = False
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+    with same_random_states(loader, cuda), ExitStack() as after:
+        for module in model.modules():
+            after.callback(setattr, module, "training", module.training)
+            # The flag itself: eval() may be overridden (merging adapters, freezing) with effects of its own.
+            module.training = False
+        yield
 
 
 @contextmanager
