@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def trace_of_checkpoints(
     where = device_of(module)
     reader = RecordReader(data, batches, in_order=True)
     made_of = {"checkpoints": len(files), "checkpoints_sha256": _digest(files)}
-    before = copy.deepcopy(module.state_dict())
-    try:
+    with ExitStack() as after:
+        after.callback(module.load_state_dict, copy.deepcopy(module.state_dict()))
         targets = RowBuffers(reader.total)
         for batch in reader.first_pass():
             targets.add("targets", batch.targets)
@@ -80,8 +81,6 @@ def trace_of_checkpoints(
                         start += batch.rows
                         on_rows(batch.rows)
         trace.close()
-    finally:
-        module.load_state_dict(before)
     return trace
 
 
