@@ -109,8 +109,7 @@ class HeadLayer:
         self._candidates, self.name = {name: layer}, name
 
     def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        assert self.name is not None
-        layer = self._candidates[self.name]
+        (layer,) = self._candidates.values()
         bias = None if layer.bias is None else storable(layer.bias).clone()
         return storable(layer.weight).clone(), bias
 
