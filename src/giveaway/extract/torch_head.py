@@ -186,8 +186,6 @@ def from_torch_shared(
 
 @dataclass
 class _Run:
-    """The model's run over all records and variants of them."""
-
     reader: RecordReader
     layer: HeadLayer
     collector: InputCollector
