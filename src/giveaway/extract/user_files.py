@@ -25,7 +25,7 @@ from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.rows import BFLOAT16, LARGE_BYTES, FileRows, as_float_rows, linear_outputs, row_kind, widened
 from giveaway.records.signals import KINDS as SIGNALS
 from giveaway.records.witnesses import HELD_OUT, is_relatives, witnesses_in
-from giveaway.storage.arrays import PLAIN, npy_header, read_member, read_npy, reading
+from giveaway.storage.arrays import PLAIN, npy_header, read_member, reading
 
 CONTENTS = "the keys features, targets, and weight with bias, or outputs"
 TRUST = "trust it with --allow-pickle (it can run any code)"
@@ -120,7 +120,9 @@ def names_in(path: str | os.PathLike[str], argument: str = "groups") -> np.ndarr
     """Return one name a record, from an .npy file or the lines of a text file."""
     with reading(argument, path, ".npy of names, or text file with one a line") as file:
         if file.suffix == ".npy":
-            return read_npy(file)
+            with file.open("rb") as stream:
+                npy_header(stream, file.stat().st_size)
+            return np.load(file, allow_pickle=False)
         lines = file.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
     return check_names(argument, [line.removesuffix("\r") for line in lines], len(lines), unique=False)
 

@@ -99,13 +99,6 @@ def npy_header(stream: Any, end: int | None = None) -> tuple[np.dtype, tuple[int
     return dtype, shape, "F" if fortran else "C", begin
 
 
-def read_npy(path: Path) -> np.ndarray:
-    """Read an .npy file into memory, unless its header promises other bytes than it holds."""
-    with path.open("rb") as stream:
-        npy_header(stream, path.stat().st_size)
-    return np.load(path, allow_pickle=False)
-
-
 def packed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays to be stored, text as UTF-8 and where each one ends: NumPy makes all as wide as the longest."""
     stored = {name: values for name, values in arrays.items() if values.dtype.kind != "U" or not values.ndim}
