@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from giveaway.checks import fail
+from giveaway.text import shown_text
 
 LONGEST = 60  # letters of a value that differs, in an error
 JSON_BYTES, TOML_BYTES = 1 << 24, 1 << 16  # larger files are not ours, or were not written by hand
@@ -167,7 +168,5 @@ def differences(stored: Mapping[str, Any], expected: Mapping[str, Any], words: M
         elif old != new and (name.endswith("_sha256") or any(str(value).startswith("sha256 ") for value in (old, new))):
             lines.append(f"{name.removesuffix('_sha256')} differ")
         elif old != new:
-            texts = (repr(old), repr(new))
-            was, now = (text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in texts)
-            lines.append(f"{name} was {was}, is {now}")
+            lines.append(f"{name} was {shown_text(repr(old), LONGEST)}, is {shown_text(repr(new), LONGEST)}")
     return lines
