@@ -6,6 +6,7 @@ losses are read where the model's forward ends, and a text is known by its token
 
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class RecordTextLosses(TrainerCallback):
     ) -> None:
         self.path, self.ids, self._given = path, ids, (dataset, tokenizer, ROWS, max_length)
         self.trace: LossTrace | None = None
-        self._hook: Any = None
+        self._open = ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **rest: Any) -> None:
         if is_encoder_decoder(model):
@@ -59,7 +60,8 @@ class RecordTextLosses(TrainerCallback):
             self.trace.go_on(held)
             if float(state.epoch).is_integer():  # a checkpoint of an epoch's last step comes before its end
                 self.trace.end_epoch()
-        self._hook = model.register_forward_hook(self._record, with_kwargs=True)
+        self._open.callback(self.trace.close)
+        self._open.enter_context(model.register_forward_hook(self._record, with_kwargs=True))
 
     def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         if self.trace is not None:
@@ -79,11 +81,8 @@ class RecordTextLosses(TrainerCallback):
         self._close()
 
     def _close(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-        if self.trace is not None:
-            self.trace.close()
-        self.trace = self._hook = None
+        self._open.close()
+        self.trace = None
 
     @torch.no_grad()
     def _record(self, model: nn.Module, args: Any, inputs: dict[str, Any], outputs: Any) -> None:
