@@ -132,14 +132,9 @@ def load_weights(
     weights of that attribute are taken, and `say` tells what is ignored."""
     if not isinstance(model, nn.Module):
         raise fail("model", "a torch.nn.Module", type(model).__name__, "return the model from the function")
-    safe = Path(path).suffix == ".safetensors"
-    with reading("weights", path, "safetensors file" if safe else "file of torch.save") as file:
-        if safe:
-            from safetensors.torch import load_file
-
-            stored: Any = load_file(file)
-        else:
-            stored = _load_torch(file, allow_pickle)
+    kind = "safetensors file" if Path(path).suffix == ".safetensors" else "file of torch.save"
+    with reading("weights", path, kind) as file:
+        stored = _stored(file, allow_pickle)
     if isinstance(stored, nn.Module):
         stored = stored.state_dict()
     lightning = isinstance(stored, Mapping) and "pytorch-lightning_version" in stored
@@ -197,7 +192,11 @@ def accepted(model: nn.Module, keywords: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in keywords.items() if name not in others}
 
 
-def _load_torch(file: Path, allow_pickle: bool) -> Any:
+def _stored(file: Path, allow_pickle: bool) -> Any:
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(file)
     refusal = needs_pickle("weights", "a plain state dict", file, "save model.state_dict()")
     if file.suffix == ".pt2":
         if not allow_pickle:
