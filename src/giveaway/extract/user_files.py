@@ -29,8 +29,8 @@ from giveaway.storage.arrays import PLAIN, npy_header, read_member, reading
 
 CONTENTS = "the keys features, targets, and weight with bias, or outputs"
 TRUST = "trust it with --allow-pickle (it can run any code)"
-SAFETENSORS = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<i2", "BOOL": "?", "U8": "u1", "I8": "i1",
+SAFETENSORS: dict[str, Any] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": BFLOAT16, "BOOL": "?", "U8": "u1", "I8": "i1",
     "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
 IN_MEMORY = ("targets", "sample_weight", "ids", "groups", "out_of_bag")
@@ -335,8 +335,7 @@ def _arrays_in(file: Path, wanted: Callable[[str], bool], large: int) -> tuple[d
         if kind not in SAFETENSORS:
             remedy = "convert it to float32 or int64 and write the file again"
             raise fail(name, f"numbers of a known type in {file.name}", f"type {kind[:12]}", remedy)
-        dtype = BFLOAT16 if kind == "BF16" else np.dtype(SAFETENSORS[kind])
-        arrays[name] = _mapped(file, dtype, shape, "C", 8 + length + start, large)
+        arrays[name] = _mapped(file, np.dtype(SAFETENSORS[kind]), shape, "C", 8 + length + start, large)
     return arrays, {*header}
 
 
