@@ -265,8 +265,7 @@ class Variants:
         self, batch: RecordBatch, run: Callable[[RecordBatch], torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Run the model on the variants of a batch; yield the mean of the outputs (logarithms, up to constants)."""
-        alone = len(batch.arguments) == 1 and not batch.keywords
-        inputs = batch.arguments[0] if alone else batch.keywords or batch.arguments
+        inputs = batch.keywords or (batch.arguments[0] if len(batch.arguments) == 1 else batch.arguments)
         for name, changes in self.choose(batch).items():
             with errors_about(f"relatives[{name!r}]: "):
                 said = [run(RecordBatch(*model_inputs(change(inputs)), batch.targets)) for change in changes]

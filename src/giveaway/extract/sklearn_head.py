@@ -97,7 +97,6 @@ def from_sklearn(
                 raise fail(name, f"{n} of them, one a row of X", got, "pass one a record of the fit")
         ids, groups, sample_weight = (None if v is None else np.asarray(v)[rows] for v in beside.values())
         given, X, y = rows_of(given, rows), rows_of(X, rows), y[rows]
-    names |= {"ids": ids, "groups": groups}
     with suppress(InputError):  # sparse, with gaps, or other things than numbers and text
         names["inputs"] = check_inputs(given, len(y))
     if held_out is not None:
@@ -107,7 +106,7 @@ def from_sklearn(
     if fields["loss"] == "cross_entropy":
         left_out = None if left_out is None else np.log(np.clip(left_out, LEAST_PROBABILITY, None))
         names["class_names"] = _class_names(estimator)
-    return Head(out_of_bag=left_out, **names, **fields)
+    return Head(ids=ids, groups=groups, out_of_bag=left_out, **names, **fields)
 
 
 def _fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:

@@ -77,7 +77,6 @@ class TokenRows:
         self._size = check_whole("batch_size", batch_size, remedy="give how many rows run together")
         self._cut = None if max_length is None else check_whole("max_length", max_length, 2)
         self.total = len(dataset.dataset) if isinstance(dataset, DataLoader) else len(dataset)  # type: ignore[arg-type]
-        self.documents, self.read = 0, 0
         self._padding = getattr(tokenizer, "pad_token_id", None)
         self.contents: list[str] | None = None
 

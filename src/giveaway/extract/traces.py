@@ -102,8 +102,7 @@ def _losses(name: str, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (f - y).square().sum(1)
     if name == "cross_entropy" and f.shape[1] > 1:
         return functional.cross_entropy(f, y, reduction="none")
-    labels = y.double().reshape(len(y), -1)
-    return functional.binary_cross_entropy_with_logits(f, labels, reduction="none").sum(1)
+    return functional.binary_cross_entropy_with_logits(f, y.double().reshape(len(y), -1), reduction="none").sum(1)
 
 
 def _in_order(checkpoints: Any) -> list[Path]:

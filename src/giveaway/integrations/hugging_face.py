@@ -90,8 +90,7 @@ class RecordTextLosses(TrainerCallback):
         labels = inputs.get("labels")
         if not model.training or labels is None or self.trace is None:
             return
-        tokens, places = inputs["input_ids"], inputs.get("position_ids")
-        mask = inputs.get("attention_mask")
+        tokens, mask, places = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("position_ids")
         there = torch.ones_like(tokens, dtype=torch.bool) if mask is None or mask.ndim != 2 else mask != 0
         number = torch.zeros_like(tokens) if places is None else ((places == 0) & there).cumsum(1)
         digests, stretch = _stretches(tokens, torch.where(there, number, -1))

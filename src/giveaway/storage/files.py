@@ -40,8 +40,7 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
                 place.mkdir(mode=0o700, exist_ok=True)
         if not any(path.iterdir()):
             path.chmod(0o700)
-        part = part_of(path / "writable")
-        part.touch(0o600, exist_ok=False)
+        (part := part_of(path / "writable")).touch(0o600, exist_ok=False)
         part.unlink(missing_ok=True)  # whoever holds the folder clears such files
     return path
 
