@@ -8,8 +8,6 @@ from giveaway.checks import fail
 from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
 LEVERAGE = "leverage is a diagonal entry of the hat matrix"
-OUTPUTS = "give the number of outputs"
-VARIANCE = "give the noise variance σ²"
 
 
 def statistic(residual: ArrayLike, h: ArrayLike, *, variance: ArrayLike = 1.0) -> np.ndarray:
@@ -18,7 +16,7 @@ def statistic(residual: ArrayLike, h: ArrayLike, *, variance: ArrayLike = 1.0) -
     if r.ndim == 0 or not np.isfinite(r).all():
         raise fail("residual", "finite numbers with the outputs last", f"shape {r.shape}", "give an (…, m) array")
     h = in_range("h", h, 0, np.nextafter(1, 0), LEVERAGE)
-    variance = in_range("variance", variance, 0, np.inf, VARIANCE, closed=False)
+    variance = in_range("variance", variance, 0, np.inf, "give the noise variance σ²", closed=False)
     return r.shape[-1] * np.arctanh(h) - h / (variance * (1 - h) * (1 + h)) * (r * r).sum(axis=-1)
 
 
@@ -34,7 +32,7 @@ def tradeoff(h: ArrayLike, *, m: ArrayLike = 1) -> TradeOff:
     array([0.5   , 0.6667, 0.8564])
     """
     h = in_range("h", h, 0, 1, LEVERAGE)
-    half = whole("m", m, 1, OUTPUTS) / 2
+    half = whole("m", m, 1, "give the number of outputs") / 2
     with np.errstate(divide="ignore"):
         ratio = (1 + h) / (1 - h)
 
