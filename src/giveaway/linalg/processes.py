@@ -1,6 +1,5 @@
 """Work shared by the processes that torchrun started (gloo between CPUs, NCCL between GPUs), and by threads."""
 
-import datetime
 import importlib.util
 import os
 import shutil
@@ -8,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from giveaway.checks import CPU, InputError, fail
+from giveaway.checks import CPU, fail
 from giveaway.storage.folder import NO_CHECKPOINT, Checkpoint
 from giveaway.text import OnRows
 
@@ -142,39 +142,32 @@ def processes_from_environment(device: torch.device | str = "cpu", *, timeout: f
     place = torch.device(device)
     if os.environ.get("WORLD_SIZE", "1").strip() in ("", "1"):
         return ALONE if place == CPU else Processes(device=place)
+    expected, remedy = "the environment that torchrun sets", "start the audit with torchrun"
     given = {name: os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
     for name, value in given.items():
         if not value or (name != "MASTER_ADDR" and not value.isdecimal()):
-            raise _not_torchrun(f"{name}={value!r}" if value else f"no {name}")
+            raise fail("torchrun", expected, f"{name}={value!r}" if value else f"no {name}", remedy)
     rank, size, local = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if rank >= size:
-        raise _not_torchrun(f"RANK {rank} of WORLD_SIZE {size}")
+        raise fail("torchrun", expected, f"RANK {rank} of WORLD_SIZE {size}", remedy)
+    backend = "gloo"
     if place.type == "cuda":
-        place = torch.device("cuda", local)
+        backend, place = "nccl", torch.device("cuda", local)
         if local >= torch.cuda.device_count():
             got = f"LOCAL_RANK {local} with {torch.cuda.device_count()} GPUs"
             raise fail("device", "a GPU a process", got, "start one process a GPU (torchrun --nproc-per-node)")
         torch.cuda.set_device(place)
         # without it a lost peer ends the process from a watchdog thread, before anything can be said
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    own, limit = place if backend == "nccl" else None, timedelta(seconds=timeout)
     try:
-        dist.init_process_group(
-            "nccl" if place.type == "cuda" else "gloo",
-            rank=rank,
-            world_size=size,
-            timeout=datetime.timedelta(seconds=timeout),
-            device_id=place if place.type == "cuda" else None,
-        )
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=limit, device_id=own)
     except (RuntimeError, ValueError) as error:
         raise ProcessError(
             f"audit: expected all {size} processes to join, got no meeting at MASTER_ADDR for rank {rank}; "
             "check that every machine was started with the same --rdzv-endpoint and --nnodes"
         ) from error
     return Processes(rank, size, place)
-
-
-def _not_torchrun(got: str) -> InputError:
-    return fail("torchrun", "the environment that torchrun sets", got, "start the audit with torchrun")
 
 
 def can_compile(device: torch.device) -> bool:
