@@ -203,8 +203,8 @@ def test_parameters_used_by_a_parent_count_to_it():
 
 
 def test_vectors_are_the_parameters_one_after_another():
-    parameters = network_of("mlp").parameters
-    rows = torch.arange(2.0 * parameters.count).view(2, -1)
+    network = network_of("mlp")
+    parameters, rows = network.parameters, torch.arange(2.0 * network.size).view(2, -1)
     parts = parameters.split(rows)
     assert parts["0.weight"][1].flatten().tolist() == rows[1, :24].tolist()
     assert torch.equal(parameters.join(parts), rows)

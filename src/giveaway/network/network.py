@@ -65,11 +65,6 @@ class ParameterSet:
         ends = [0, *accumulate(value.numel() for value in self.values.values())]
         return {name: slice(*edges) for name, edges in zip(self.values, pairwise(ends), strict=True)}
 
-    @property
-    def count(self) -> int:
-        """P, how many numbers the chosen parameters have."""
-        return max(place.stop for place in self.places.values())
-
     def split(self, rows: torch.Tensor) -> Values:
         """Rows (s, P) as one (s, …) tensor a parameter."""
         return {name: rows[:, self.places[name]].reshape(-1, *value.shape) for name, value in self.values.items()}
@@ -78,20 +73,11 @@ class ParameterSet:
         return torch.cat([parts[name].reshape(len(parts[name]), -1) for name in self.values], 1)
 
 
-@dataclass(frozen=True)
 class Work:
-    """`activations` that a record keeps for its backward pass, `size` parameters, `bytes` of one number, the budget."""
+    """`activations` that a record keeps for its backward pass (the difference between two records and one), `size`
+    parameters, `bytes` of one number, the budget."""
 
-    n: int
-    size: int
-    activations: int
-    bytes: int
-    memory: int
-    cached: int
-
-    @classmethod
-    def measured(cls, network: "Network", memory: int | None) -> "Work":
-        """Count what the model holds for one record, as the difference between two and one."""
+    def __init__(self, network: "Network", memory: int | None) -> None:
         values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
         own = {value.data_ptr() for value in (*values.values(), *network.parameters.fixed.values())}
         counts = []
@@ -107,9 +93,10 @@ class Work:
                 outputs = network.function(network.records.take(slice(0, rows)))(values)
             counts.append(sum(activations.values()) + outputs.numel())
         most, cached = (sys.maxsize,) * 2 if network.device.type == "cuda" else (MOST_ON_CPU, CACHED_ON_CPU)
-        memory = min(free_memory(network.device) // 4, most) if memory is None else memory
-        each = max(counts[-1] - counts[0] if network.n > 1 else counts[0], 1)
-        return cls(network.n, network.size, each, network.dtype.itemsize, memory, min(cached, memory // 2))
+        self.n, self.size, self.bytes = network.n, network.size, network.dtype.itemsize
+        self.activations = max(counts[1] - counts[0] if self.n > 1 else counts[0], 1)
+        self.memory = min(free_memory(network.device) // 4, most) if memory is None else memory
+        self.cached = min(cached, self.memory // 2)
 
     def vectors(self, each: int) -> int:
         """How many times `each` vectors of parameters fit into the memory, at least once."""
@@ -163,21 +150,34 @@ class Network:
         self.dtype, self.device = dtype or first.dtype, first.device
         records = read_records(data, self.device, self.dtype)
         some = records.take(slice(0, min(FEW, records.rows)))
-        everything = ParameterSet.of(self.model, {name for name, _ in self.model.named_parameters()}, dtype)
+        self.parameters = ParameterSet.of(self.model, {name for name, _ in self.model.named_parameters()}, dtype)
+        run = partial(self.function(some), self.parameters.values)
         with self.evaluating(), torch.no_grad():
-            outputs = self._checked_outputs(everything, some)
-            run = partial(self._run, everything, everything.values, some)
+            outputs = self._checked_outputs(some)
             self.parameters = ParameterSet.of(self.model, chosen_names(self.model, parameters, run), dtype)
         self.loss = loss_named(loss, outputs.shape[1])
         y = check_targets(records.targets, outputs[:1].expand(records.rows, -1), loss, one_class=True)
         y = self.loss.targets(y)
         self.records: ModelRecords = replace(records, targets=y.to(outputs.dtype) if y.is_floating_point() else y)
-        self.n, self.m, self.size = records.rows, outputs.shape[1], self.parameters.count
-        self.work = Work.measured(self, memory)
+        self.n, self.m = records.rows, outputs.shape[1]
+        self.size = sum(value.numel() for value in self.parameters.values.values())
+        self.work = Work(self, memory)
 
     def function(self, batch: RecordBatch) -> Callable[[Values], torch.Tensor]:
         """θ ↦ outputs (b, m) of a batch; to be called inside `self.evaluating()`."""
-        return lambda values: self._run(self.parameters, values, batch)
+
+        def run(values: Values) -> torch.Tensor:
+            named = {**self.parameters.fixed, **values}
+            found = functional_call(self.model, named, batch.arguments, batch.keywords)
+            if isinstance(found, torch.Tensor):
+                found = found.unsqueeze(1) if found.ndim == 1 else found
+                if found.ndim == 2 and len(found) == batch.rows:
+                    return found
+            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+            remedy = "wrap the model so that it returns logits or predictions"
+            raise fail("model", f"outputs (records, m) for {batch.rows} records", got, remedy)
+
+        return run
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -212,28 +212,16 @@ class Network:
             batches = (self.records.take(part) for part in numbers.split(self.work.rows(1)))
             return torch.cat([self.function(batch)(self.parameters.values) for batch in batches])
 
-    def _run(self, parameters: ParameterSet, values: Values, batch: RecordBatch) -> torch.Tensor:
-        found = functional_call(self.model, {**parameters.fixed, **values}, batch.arguments, batch.keywords)
-        if isinstance(found, torch.Tensor):
-            found = found.unsqueeze(1) if found.ndim == 1 else found
-            if found.ndim == 2 and len(found) == batch.rows:
-                return found
-        got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
-        remedy = "wrap the model so that it returns logits or predictions"
-        raise fail("model", f"outputs (records, m) for {batch.rows} records", got, remedy)
-
-    def _checked_outputs(self, everything: ParameterSet, some: RecordBatch) -> torch.Tensor:
+    def _checked_outputs(self, some: RecordBatch) -> torch.Tensor:
         """Outputs of a few records, refused where they change from call to call or with the company of a record."""
-        first, again = (self._run(everything, everything.values, some) for _ in range(2))
+        values, half = self.parameters.values, (some.rows + 1) // 2
+        first, again = (self.function(some)(values) for _ in range(2))
         if not bool(first.isfinite().all()):
             raise fail("model", "finite outputs", "NaN or infinity", "check the weights and the inputs")
         if not near(again, first):
             remedy = "turn off dropout and random layers"
             raise fail("model", "the same outputs in every call", "others in a second call", remedy)
-        half = slice(0, (some.rows + 1) // 2)
-        named = {name: value[half] for name, value in some.keywords.items()}
-        alone = RecordBatch(tuple(value[half] for value in some.arguments), named, some.targets[half])
-        if not near(self._run(everything, everything.values, alone), first[half]):
+        if not near(self.function(some.of_rows([*range(half)]))(values), first[:half]):
             got = "outputs that change with the other records of a batch"
             remedy = "use layers that treat each record alone, as batch norm with running statistics does"
             raise fail("model", "outputs that depend on a record alone", got, remedy)
