@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -117,62 +117,56 @@ def score_records(
     """
     network = inverse.network
     names, numbers = score_names(scores, network.loss), row_numbers(network, rows)
-    solves, exact = solves or CheckpointedSolves(inverse), _ExactRecords(inverse)
+    solves, derivatives = solves or CheckpointedSolves(inverse), RecordDerivatives(network)
     width = right_sides_of_a_record(network, names)
     solves.expected += width * len(numbers)
     parts: list[Tensors] = []
     step = max(1, min(at_once or inverse.columns, inverse.columns) // max(1, width))
     for start in range(0, len(numbers), step):
-        part = numbers[start : start + step]
-        scored = solves.part(f"rows-{start}", lambda part=part: exact.score(part, names))  # type: ignore[misc]
+        compute = partial(_scored_exactly, inverse, derivatives, numbers[start : start + step], names)
+        scored = solves.part(f"rows-{start}", compute)
         parts.append({name: value.to(network.device) for name, value in scored.items()})
     joined = _joined(parts)
-    report = {**inverse.report, "notes": list(dict.fromkeys([*inverse.report["notes"], *exact.derivatives.notes]))}
+    report = {**inverse.report, "notes": list(dict.fromkeys([*inverse.report["notes"], *derivatives.notes]))}
     return NetworkScores(numbers, joined, joined.pop(CAPPED), report)
 
 
-class _ExactRecords:
-    """Leverage blocks of chosen records by right sides of their own."""
+def _scored_exactly(
+    inverse: InverseCurvature, derivatives: RecordDerivatives, numbers: torch.Tensor, names: Sequence[str]
+) -> Tensors:
+    """Return the scores of these records by right sides of their own, and which were capped."""
+    network = inverse.network
 
-    def __init__(self, inverse: InverseCurvature) -> None:
-        self.inverse, self.network = inverse, inverse.network
-        self.derivatives = RecordDerivatives(self.network)
-        basis = self.network.loss.basis()
-        unseen = torch.ones(self.network.m, self.network.m - basis.shape[1], dtype=torch.float64) / self.network.m**0.5
-        # the outputs' directions that the loss sees, and after them the one that softmax does not
-        self._directions = torch.cat([basis, unseen], 1).to(self.network.device)
+    def blocks(curvature: OutputCurvature, weight: torch.Tensor) -> Blocks:
+        block = _own_blocks(inverse, derivatives, numbers).permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
+        return MatrixBlocks(block, curvature, weight, network.loss, whole=True)
 
-    def score(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
-        """Return the scores of these records, and which were capped."""
-        if any(CATALOGUE[name].curvature and name != "influence" for name in names):
-            return self._by_blocks(numbers, names)
-        columns = scores_of(self._batch(numbers), [name for name in names if name != "influence"])
-        if "influence" in names:
-            right = torch.cat([part for _, part in self.derivatives.gradients(numbers)]).T
-            columns["influence"] = (right * self.inverse(right).x).sum(0, dtype=torch.float64)
-        capped = torch.zeros(len(numbers), dtype=torch.bool, device=self.network.device)
-        return {**{name: columns[name] for name in names}, CAPPED: capped}
-
-    def _by_blocks(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
-        r, directions = self.network.loss.degrees, self._directions
-        turn = directions.T.to(self.network.dtype)
-        rows = torch.cat([turn @ part for _, part in self.derivatives.jacobians(numbers)])  # (k, m, P)
-        solution = self.inverse(rows[:, :r].flatten(0, 1).T)
-        inner = (rows @ solution.x.T.unflatten(0, (len(rows), r)).mT).double().mT  # (k, r, m)
-        inner[:, :, :r] = (inner[:, :, :r] + inner[:, :, :r].mT) / 2
-        # left of it softmax does not see what is missing
-        block = directions[:, :r] @ inner @ directions.T
-        batch = self._batch(numbers, block)
+    f, y = network.outputs(numbers), network.records.take(numbers).targets
+    batch = _score_batch(network.loss, f, y, blocks, lambda: derivatives.norms(numbers))
+    if any(CATALOGUE[name].curvature and name != "influence" for name in names):
         return {**scores_of(batch, names), CAPPED: batch.left_out.capped}
+    columns = scores_of(batch, [name for name in names if name != "influence"])
+    if "influence" in names:
+        right = torch.cat([part for _, part in derivatives.gradients(numbers)]).T
+        columns["influence"] = (right * inverse(right).x).sum(0, dtype=torch.float64)
+    capped = torch.zeros(len(numbers), dtype=torch.bool, device=network.device)
+    return {**{name: columns[name] for name in names}, CAPPED: capped}
 
-    def _batch(self, numbers: torch.Tensor, block: torch.Tensor | None = None) -> ScoreBatch:
-        def blocks(curvature: OutputCurvature, weight: torch.Tensor) -> Blocks:
-            assert block is not None
-            laid_out = block.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
-            return MatrixBlocks(laid_out, curvature, weight, self.network.loss, whole=True)
 
-        f, y = self.network.outputs(numbers), self.network.records.take(numbers).targets
-        return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.norms(numbers))
+def _own_blocks(inverse: InverseCurvature, derivatives: RecordDerivatives, numbers: torch.Tensor) -> torch.Tensor:
+    """Solve for the leverage blocks B (k, m, m) of these records."""
+    network, r = inverse.network, inverse.network.loss.degrees
+    basis = network.loss.basis()
+    unseen = torch.ones(network.m, network.m - basis.shape[1], dtype=torch.float64) / network.m**0.5
+    # the outputs' directions that the loss sees, and after them the one that softmax does not
+    directions = torch.cat([basis, unseen], 1).to(network.device)
+    turn = directions.T.to(network.dtype)
+    rows = torch.cat([turn @ part for _, part in derivatives.jacobians(numbers)])  # (k, m, P)
+    solution = inverse(rows[:, :r].flatten(0, 1).T)
+    inner = (rows @ solution.x.T.unflatten(0, (len(rows), r)).mT).double().mT  # (k, r, m)
+    inner[:, :, :r] = (inner[:, :, :r] + inner[:, :, :r].mT) / 2
+    # left of it softmax does not see what is missing
+    return directions[:, :r] @ inner @ directions.T
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:
