@@ -110,23 +110,18 @@ def lood(
     with stages_of(enabled=progress) as on_stage:
         posterior = Process(kernel, noise).fit(inputs, targets, device=device, on_stage=on_stage)
         on_stage("Gaussian process, leaving records out", 0, 1)
-        table = lood_table(posterior, groups=groups, ids=ids)
-    return replace(table, meta=replace(table.meta, seconds=round(time.perf_counter() - began, 3)))
-
-
-def lood_table(posterior: Posterior, *, groups: Any = None, ids: Any = None) -> ScoreTable:
-    """Make the table of `lood` from a posterior over all records."""
-    n = len(posterior.inputs)
-    if groups is not None and ids is not None:
-        raise fail("ids", "no ids beside groups", "both", "a row is a person: its name is the group's")
-    names, members = np.arange(n) if ids is None else check_names("ids", ids, n, unique=True), None
-    if groups is not None:
-        names, members = rows_of_people(check_names("groups", groups, n, unique=False))
-    distance = divergence(posterior, members)
+        n = len(posterior.inputs)
+        if groups is not None and ids is not None:
+            raise fail("ids", "no ids beside groups", "both", "a row is a person: its name is the group's")
+        names, members = np.arange(n) if ids is None else check_names("ids", ids, n, unique=True), None
+        if groups is not None:
+            names, members = rows_of_people(check_names("groups", groups, n, unique=False))
+        distance = divergence(posterior, members)
     unit, outputs = "record" if groups is None else "person", posterior.targets.shape[1]
-    kernel = KernelReport(name=repr(posterior.kernel), noise=posterior.noise, condition=posterior.condition)
-    meta = Meta(unit=unit, rows=len(names), records=n, outputs=outputs, kernel=kernel)
+    used = KernelReport(name=repr(posterior.kernel), noise=posterior.noise, condition=posterior.condition)
     columns = {"lood_kl": distance.kl.cpu().numpy(), "lood_mean": distance.mean.cpu().numpy()}
+    seconds = round(time.perf_counter() - began, 3)
+    meta = Meta(unit=unit, rows=len(names), records=n, outputs=outputs, kernel=used, seconds=seconds)
     return ScoreTable(scores=columns, ids=names, meta=meta)
 
 
