@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -70,7 +70,8 @@ class NNGP(Kernel):
             [0.3183, 1.0000]], dtype=torch.float64)
     """
 
-    _positions: tuple[int, ...] = ()  # axes of a covariance that are positions of an image, or of two
+    _positions: tuple[int, ...] = ()  # axes of a covariance that are positions of an image, or of two (`_in_pairs`)
+    _in_pairs = False
 
     def __init__(
         self,
@@ -127,10 +128,6 @@ class NNGP(Kernel):
         """Return σb² + σw² times a moment that nobody else holds, in place."""
         return second_moment.mul_(self.weight_variance).add_(self.bias_variance)
 
-    @property
-    def _in_pairs(self) -> bool:
-        return len(self._positions) == 4
-
     def __repr__(self) -> str:
         readout = f"readout={self.readout!r}, " if isinstance(self, ConvNNGP) else ""
         variances = f"weight_variance={self.weight_variance:g}, bias_variance={self.bias_variance:g}"
@@ -161,7 +158,8 @@ class ConvNNGP(NNGP):
         paddings = [check_choice("padding", name, ("same", "valid")) for name in _each("padding", padding, depth)]
         self.layers = [_Convolution(*layer) for layer in zip(sizes, strides, paddings, strict=True)]
         self.readout = check_choice("readout", readout, ("flatten", "pool"))
-        self._positions = (-2, -1) if readout == "flatten" else (-4, -3, -2, -1)
+        self._in_pairs = readout == "pool"
+        self._positions = (-4, -3, -2, -1) if self._in_pairs else (-2, -1)
         self.memory = check_whole("memory", memory, remedy="give bytes, such as 2**28")
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
@@ -177,8 +175,8 @@ class ConvNNGP(NNGP):
         columns = max(1, min(len(Z), pairs // rows))
         if rows >= len(X) and columns >= len(Z):
             return self._pairs(X, Z)
-        compute = _recomputed(self._pairs)
-        return torch.cat([torch.cat([compute(x, z) for z in Z.split(columns)], 1) for x in X.split(rows)])
+        parts = Z.split(columns)
+        return torch.cat([torch.cat([_recomputed(self._pairs, x, z) for z in parts], 1) for x in X.split(rows)])
 
     def _compiled(self, X: torch.Tensor, Z: torch.Tensor, side: int) -> torch.Tensor:
         """Compute the kernel in square blocks of one size, compiled once: blank images fill those at the edges. A power
@@ -205,8 +203,9 @@ class ConvNNGP(NNGP):
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
         blocks = X.split(self._pairs_at_once("X", X))
-        compute = self._each_with_itself if len(blocks) == 1 else _recomputed(self._each_with_itself)
-        return torch.cat([compute(x) for x in blocks])
+        if len(blocks) == 1:
+            return self._each_with_itself(X)
+        return torch.cat([_recomputed(self._each_with_itself, x) for x in blocks])
 
     def _pairs(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         """Compute the kernel of all pairs at once, (n, m)."""
@@ -252,15 +251,11 @@ class ConvNNGP(NNGP):
         return max(1, memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
 
 
-def _recomputed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Hold no more than the inputs until the backward pass, and evaluate the function there again."""
-
-    def compute(*inputs: torch.Tensor) -> torch.Tensor:
-        if not torch.is_grad_enabled() or not any(given.requires_grad for given in inputs):
-            return function(*inputs)
-        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-
-    return compute
+def _recomputed(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    """Evaluate the function, holding no more than the inputs until the backward pass, where it is evaluated again."""
+    if not torch.is_grad_enabled() or not any(given.requires_grad for given in inputs):
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def _each(name: str, value: Any, depth: int) -> list[Any]:
@@ -272,8 +267,7 @@ def _each(name: str, value: Any, depth: int) -> list[Any]:
     return list(value)
 
 
-KINDS: dict[str, type[Kernel]] = {"rbf": RBF, "laplace": Laplace, "linear": Linear}
-KINDS |= {"nngp": NNGP, "conv_nngp": ConvNNGP}
+KINDS: dict[str, type[Kernel]] = {"rbf": RBF, "laplace": Laplace, "linear": Linear, "nngp": NNGP, "conv_nngp": ConvNNGP}
 
 
 @dataclass(frozen=True)
@@ -295,8 +289,8 @@ class KernelChoice:
     def options(self) -> dict[str, Any]:
         """Return what was given beside the name; refuse what the kernel does not take."""
         check_choice("kernel", self.name, KINDS)
-        named = [field.name for field in fields(self) if field.name not in ("name", "sphere")]
-        given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        del given["name"], given["sphere"]
         for name in given:
             if name not in signature(KINDS[self.name]).parameters:
                 fit = ", ".join(kernel for kernel, kind in KINDS.items() if name in signature(kind).parameters)
