@@ -216,14 +216,9 @@ def leave_one_out(regression: KernelRegression) -> LeftOutRecords:
     _, precision, leverage = _inverse_columns(regression)
     leverage = _not_negative(regression, leverage)
     residual = regression.weights / precision.unsqueeze(1)
-    return LeftOutRecords(
-        mean=regression.targets - residual,
-        variance=leverage / precision,
-        variance_with=regression.noise * leverage,
-        residual=residual,
-        mean_change=-leverage.unsqueeze(1) * residual,
-        leverage=leverage,
-    )
+    mean, mean_change = regression.targets - residual, -leverage.unsqueeze(1) * residual
+    variance, with_ = leverage / precision, regression.noise * leverage
+    return LeftOutRecords(mean, variance, with_, residual, mean_change, leverage)
 
 
 def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> list[LeftOutGroups]:
