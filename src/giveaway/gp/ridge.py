@@ -21,6 +21,7 @@ TIED = 1e-9  # relative difference of errors that may be rounding
 CONSTANT = 1e-12  # a standard deviation below this share of the column's size is rounding
 
 Blocks = Callable[[], Iterator[torch.Tensor]]  # starts a new pass over (rows, d) blocks of features
+Left = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +102,6 @@ class _Decomposition:
     turn: torch.Tensor | None
     processes: Processes = ALONE
 
-    def filters(self, grid: torch.Tensor) -> torch.Tensor:
-        """Return g (k, G), one column an l2."""
-        below = self.values.unsqueeze(1) + grid
-        return grid / below if self.turn is None else -1.0 / below
-
     def coordinates(self, wanted: torch.Tensor, numbers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Walk over row numbers and rows of P, blockwise, of the records `wanted` (n,)."""
         start = self.processes.share(range(len(self.centred))).start
@@ -181,13 +177,11 @@ def _moments(
     return mean, gram, cross
 
 
-Left = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
 def _left_out(of: _Decomposition, grid: torch.Tensor, members: dict[int, torch.Tensor]) -> Iterator[Left]:
     """Walk over all records, each once; `members` are the rows of groups by size."""
     n, outputs = len(of.centred), of.b.shape[1]
-    g = of.filters(grid)
+    below = of.values.unsqueeze(1) + grid
+    g = grid / below if of.turn is None else -1.0 / below
     # a block's errors (r, G·C) may be wider than its features
     d = max(1, len(of.values))
     numbers = max(d, NUMBERS * d // max(d, len(grid) * outputs))
@@ -301,8 +295,7 @@ def rows_of_groups(groups: Any, n: int) -> dict[int, torch.Tensor]:
 def as_targets(targets: Any) -> torch.Tensor:
     """Return targets as (n, C) in float64 on the CPU; there must be two records at least."""
     y = as_tensor("targets", targets).to("cpu", torch.float64)
-    if y.ndim == 1:
-        y = y.unsqueeze(1)
+    y = y.unsqueeze(1) if y.ndim == 1 else y
     if y.ndim != 2 or len(y) < 2 or y.shape[1] == 0:
         expected = "(n,) or (n, C) numbers of at least two records"
         raise fail("targets", expected, f"shape {tuple(y.shape)}", "give one row a record")
