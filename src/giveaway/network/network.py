@@ -4,7 +4,7 @@ Depths, the same module seen through its last layer, its last few, or all of it.
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -264,15 +264,10 @@ def _last(model: nn.Module, name: str, run: Callable[[], Any]) -> list[str]:
     """Parameters of the last layers to run: of modules that own some, or whose children do that never start."""
     order: list[str] = []
     modules = dict(model.named_modules())
-    handles = [
-        module.register_forward_pre_hook(lambda _module, _args, name=name: order.append(name))
-        for name, module in modules.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer, module in modules.items():
+            hooks.enter_context(module.register_forward_pre_hook(lambda *_, layer=layer: order.append(layer)))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     started = {layer: place for place, layer in enumerate(order)}
     layers: dict[str, list[str]] = {}
     for key, _ in model.named_parameters(remove_duplicate=False):
