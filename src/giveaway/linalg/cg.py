@@ -69,8 +69,7 @@ def column_cg(
     inverse = (lambda r: r) if precondition is None else precondition
     norms = _norms(right)
     scale = torch.where(norms > 0, norms, 1.0)
-    x, r = torch.zeros_like(right), right.clone()
-    relative = _norms(r) / scale
+    x, r, relative = torch.zeros_like(right), right.clone(), norms / scale
     negative = torch.zeros_like(norms, dtype=torch.bool)
     z = inverse(r)
     direction, rz = z.clone(), _dots(r, z)
@@ -93,9 +92,8 @@ def column_cg(
             del r  # before the product takes its space
             r = right - exact(x)
             relative = _norms(r) / scale
-            now = _worst(relative, negative)
-            stalls = stalls + 1 if now > STALLED_AT * last_true else 0
-            last_true = now
+            before, last_true = last_true, _worst(relative, negative)
+            stalls = stalls + 1 if last_true > STALLED_AT * before else 0
         z = inverse(r)
         # from the change of the residual: equal to Fletcher and Reeves for exact products, forgiving for rough ones
         turned = -length * _dots(z, image) / torch.where(rz > 0, rz, 1.0)
@@ -153,12 +151,10 @@ def shared_cg(
         now = torch.linalg.vector_norm(r, dim=0)
         best = torch.where(now < residual, x, 0.0 if best is x else best)
         residual = torch.minimum(now, residual)
-        worst = float(now.max())
-        stalls = stalls + 1 if worst > STALLED_AT * last and not excused else 0
-        last = worst
+        before, last = last, float(now.max())
+        stalls = stalls + 1 if last > STALLED_AT * before and not excused else 0
     status = tuple(CONVERGED if at <= tolerance else RAN_OUT for at in residual.tolist())
-    solution = Solution(best.mul_(scale), residual, steps, status)
-    return solution.checked(tolerance, allow_unconverged=allow_unconverged)
+    return Solution(best.mul_(scale), residual, steps, status).checked(tolerance, allow_unconverged=allow_unconverged)
 
 
 class _Block:
