@@ -3,8 +3,9 @@
 import importlib.util
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -188,15 +189,13 @@ def in_threads(
             work(item)
         return
     torch.set_num_threads(threads // workers)
-    pending: set[Future[Any]] = set()
+    pending = deque[Future[Any]]()
     try:
         with ThreadPoolExecutor(workers) as pool:
             for item in items:
                 if len(pending) >= 2 * workers:  # so that the memory they hold stays bounded
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        future.result()
-                pending.add(pool.submit(work, item))
+                    pending.popleft().result()
+                pending.append(pool.submit(work, item))
             for future in pending:
                 future.result()
     finally:
