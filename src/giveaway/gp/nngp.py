@@ -194,12 +194,9 @@ class ConvNNGP(NNGP):
                 for part in torch.cat([images, blank]).split(side)
             ]
 
-        columns = parts(Z, lambda q: self._second(q)[None])
-        rows = (
-            torch.cat([block(*row, *column) for column in columns], 1)
-            for row in parts(X, lambda q: self._first(q)[:, None])
-        )
-        return torch.cat(list(rows))[: len(X), : len(Z)]
+        rows, columns = parts(X, lambda q: self._first(q)[:, None]), parts(Z, lambda q: self._second(q)[None])
+        whole = torch.cat([torch.cat([block(*row, *column) for column in columns], 1) for row in rows])
+        return whole[: len(X), : len(Z)]
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
         blocks = X.split(self._pairs_at_once("X", X))
