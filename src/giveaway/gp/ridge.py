@@ -59,8 +59,9 @@ def leave_one_out_ridge(
     """
     y = as_targets(targets)
     members = {1: torch.arange(len(y)).unsqueeze(1)} if groups is None else rows_of_groups(groups, len(y))
-    decomposition, trace = _decompose(features, y, standardize, processes)
-    strengths = decomposition.b.new_tensor([(trace or 1.0) * share for share in RELATIVE] if grid is None else grid)
+    decomposition = _Decomposition(features, y, standardize, processes)
+    usual = [(decomposition.trace or 1.0) * share for share in RELATIVE]
+    strengths = decomposition.b.new_tensor(usual if grid is None else grid)
     n, outputs = y.shape
 
     def left_out(grid: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -88,19 +89,41 @@ def leave_one_out_ridge(
     return RidgeErrors(of_all[0], leverage, l2, strengths.cpu(), loo_error.cpu(), method)
 
 
-@dataclass(frozen=True, eq=False)
 class _Decomposition:
-    """a, eigenvalues s (k,), weights b (k, C), centred targets (n, C); `turn` (d, k) is V scaled, None in the dual,
-    where every process has all rows."""
+    """a, eigenvalues s (k,), weights b (k, C) and the trace of ZᵀZ, by the smaller of d × d and n × n; centred targets
+    (n, C); `turn` (d, k) is V scaled, None in the dual, where every process has all rows."""
 
-    a: float
-    values: torch.Tensor
-    b: torch.Tensor
-    centred: torch.Tensor
-    blocks: Blocks
-    mean: torch.Tensor
-    turn: torch.Tensor | None
-    processes: Processes = ALONE
+    def __init__(self, blocks: Blocks, targets: torch.Tensor, standardize: bool, processes: Processes) -> None:
+        n = len(targets)
+        first = next(_float_blocks(blocks, NUMBERS))
+        d = first.shape[1]
+        needed, got = 8 * (3 * min(n, d) ** 2 + (n * d if d > n else 0)), f"{n} records with {d} features"
+        check_memory("features", needed, what="a decomposition", got=got, remedy="use fewer features")
+        self.centred = targets.to(first.device) - targets.mean(0).to(first.device)
+        self.blocks, self.processes, self.turn = blocks, processes, None
+        if d <= n:
+            self.mean, gram, cross = _moments(blocks, processes.share(targets), first, processes)
+            scale = column_scale(self.mean, (gram.diagonal() / n).sqrt(), standardize)
+            gram = gram.mul_(scale).mul_(scale.unsqueeze(1))
+            self.trace = float(gram.trace())
+            values, vectors = torch.linalg.eigh(gram)
+            self.a, self.values, self.turn = 1.0, values.clamp_min(0.0), scale.unsqueeze(1) * vectors
+            self.b = vectors.T @ (scale.unsqueeze(1) * cross)
+            return
+        features = first.new_zeros(n, d)  # n < d: fewer numbers than d × d
+        torch.cat(list(_float_blocks(blocks, NUMBERS)), out=processes.share(features))
+        processes.sum_(features)
+        check_finite("features", features)
+        mean = features.mean(0)
+        features = features - mean
+        features.mul_(column_scale(mean, (features.square().sum(0) / n).sqrt(), standardize))
+        kernel = features @ features.T
+        self.trace = float(kernel.trace())
+        # 1 is an eigenvector with eigenvalue 0: moved to the top, where it is told apart from other null directions
+        values, vectors = torch.linalg.eigh(kernel.add_((2.0 * self.trace + 1.0) / n))
+        values, vectors = values[:-1].clamp_min(0.0), vectors[:, :-1].contiguous()
+        self.a, self.values, self.b = 0.0, values, vectors.T @ self.centred
+        self.blocks, self.processes = (lambda: iter([vectors])), ALONE
 
     def coordinates(self, wanted: torch.Tensor, numbers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Walk over row numbers and rows of P, blockwise, of the records `wanted` (n,)."""
@@ -114,47 +137,14 @@ class _Decomposition:
                 yield rows, block if self.turn is None else (block - self.mean) @ self.turn
 
 
-def _decompose(
-    blocks: Blocks, targets: torch.Tensor, standardize: bool, processes: Processes
-) -> tuple[_Decomposition, float]:
-    """Return the decomposition and the trace of ZᵀZ, by the smaller of d × d and n × n."""
-    n = len(targets)
-    first = next(_float_blocks(blocks, NUMBERS))
-    d = first.shape[1]
-    needed, got = 8 * (3 * min(n, d) ** 2 + (n * d if d > n else 0)), f"{n} records with {d} features"
-    check_memory("features", needed, what="a decomposition", got=got, remedy="use fewer features")
-    centred = targets.to(first.device) - targets.mean(0).to(first.device)
-    if d <= n:
-        mean, gram, cross = _moments(_float_blocks(blocks, NUMBERS), processes.share(targets), first, processes)
-        scale = column_scale(mean, (gram.diagonal() / n).sqrt(), standardize)
-        gram = gram.mul_(scale).mul_(scale.unsqueeze(1))
-        trace = float(gram.trace())
-        values, vectors = torch.linalg.eigh(gram)
-        b, turn = vectors.T @ (scale.unsqueeze(1) * cross), scale.unsqueeze(1) * vectors
-        return _Decomposition(1.0, values.clamp_min(0.0), b, centred, blocks, mean, turn, processes), trace
-    features = first.new_zeros(n, d)  # n < d: fewer numbers than d × d
-    torch.cat(list(_float_blocks(blocks, NUMBERS)), out=processes.share(features))
-    processes.sum_(features)
-    check_finite("features", features)
-    mean = features.mean(0)
-    features = features - mean
-    features.mul_(column_scale(mean, (features.square().sum(0) / n).sqrt(), standardize))
-    kernel = features @ features.T
-    trace = float(kernel.trace())
-    # 1 is an eigenvector with eigenvalue 0: moved to the top, where it is told apart from other null directions
-    values, vectors = torch.linalg.eigh(kernel.add_((2.0 * trace + 1.0) / n))
-    values, vectors = values[:-1].clamp_min(0.0), vectors[:, :-1].contiguous()
-    return _Decomposition(0.0, values, vectors.T @ centred, centred, lambda: iter([vectors]), mean, None), trace
-
-
 def _moments(
-    blocks: Iterator[torch.Tensor], targets: torch.Tensor, like: torch.Tensor, processes: Processes = ALONE
+    blocks: Blocks, targets: torch.Tensor, like: torch.Tensor, processes: Processes
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return x̄ (d,), Σ(x − x̄)(x − x̄)ᵀ and Σ(x − x̄)yᵀ from one pass; blocks, and the rows of processes, are merged as
     Chan does."""
     n, d, outputs = 0, like.shape[1], targets.shape[1]
     mean, gram, cross, target_mean = (like.new_zeros(shape) for shape in ((d,), (d, d), (d, outputs), (outputs,)))
-    for block in blocks:
+    for block in _float_blocks(blocks, NUMBERS):
         rows = len(block)
         check_finite("features", block)
         y = targets[n : n + rows].to(block.device)
