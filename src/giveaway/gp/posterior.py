@@ -214,7 +214,6 @@ class LeftOutGroups:
 def leave_one_out(regression: KernelRegression) -> LeftOutRecords:
     """Leave every record out in turn and predict at its own input, for the price of one triangular inverse."""
     _, precision, leverage = _inverse_columns(regression)
-    leverage = _not_negative(regression, leverage)
     residual = regression.weights / precision.unsqueeze(1)
     mean, mean_change = regression.targets - residual, -leverage.unsqueeze(1) * residual
     variance, with_ = leverage / precision, regression.noise * leverage
@@ -230,7 +229,6 @@ def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> lis
     rows = check_rows("groups", np.concatenate(arrays), sizes, len(regression.factor)).to(regression.factor.device)
     needed, position = torch.unique(rows, return_inverse=True)
     columns, _, leverage = _inverse_columns(regression, needed)
-    leverage = _not_negative(regression, leverage)
     starts = np.cumsum(sizes) - sizes
     results = []
     for size in np.unique(sizes):
@@ -265,7 +263,7 @@ def left_out_errors(
         for part in rows.split(max(1, GATHERED // rows.shape[1] ** 2)) if rows.shape[1] > 1 else ():
             root = torch.linalg.cholesky(_blocks(regression, columns, part))
             error[part] = torch.cholesky_solve(regression.weights[part], root)
-    return LeftOutErrors(error, leverage.clamp_(0.0, 1.0))
+    return LeftOutErrors(error, leverage)
 
 
 def _triangle(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -310,15 +308,11 @@ def _inverse_columns(
     if regression.constant is not None:
         free = regression.constant[rows].square()
         precision, leverage = precision - free, leverage + noise * free
-    return columns, precision, leverage
-
-
-def _not_negative(regression: KernelRegression, leverage: torch.Tensor) -> torch.Tensor:
-    lowest = float(leverage.min())
-    if lowest < -NEGATIVE and lowest < -10 * len(regression.factor) * EPS * regression.condition:
+    lowest = 0.0 if used_up else float(leverage.min())
+    if lowest < -NEGATIVE and lowest < -10 * n * EPS * regression.condition:
         got = f"a negative posterior variance (leverage {lowest:.1e})"
         raise fail("kernel", "a positive semi-definite kernel", got, "use a kernel that is positive semi-definite")
-    return leverage.clamp_(0.0, 1.0)
+    return columns, precision, leverage.clamp_(0.0, 1.0)
 
 
 def _blocks(regression: KernelRegression, columns: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
