@@ -7,7 +7,7 @@ from torch import nn
 from giveaway.checks import InputError
 from giveaway.linalg.cg import SolveError
 from giveaway.network import InverseCurvature, Jacobian, Network, score_records
-from giveaway.network.solves import VECTORS, rank_for, steepest
+from giveaway.network.solves import VECTORS, Steepest, rank_for
 from tests.network.cases import KINDS, dense, network_of
 
 
@@ -47,7 +47,7 @@ def test_the_steepest_directions():
     network = network_of("mlp")
     exact = dense(network).ggn
     # 18 records of rank 2: half of the parameters hold all of the curvature
-    found = steepest(Jacobian(network), rank=1000)
+    found = Steepest(Jacobian(network), rank=1000)
     assert len(found.curvature) == 36
     identity = torch.eye(36, dtype=torch.float64)
     torch.testing.assert_close(found.directions @ found.directions.T, identity, rtol=0, atol=1e-6)
@@ -67,8 +67,8 @@ def test_many_parameters_leave_the_steepest_directions_sharp():
     model = nn.Sequential(nn.Linear(600, 800), nn.Tanh(), nn.Linear(800, 3))  # half a million
     y = torch.randint(0, 3, (24,))
     network = Network(model, (x, y), loss="cross_entropy")
-    found = steepest(Jacobian(network), rank=40)
-    double = steepest(Jacobian(Network(model.double(), (x.double(), y), loss="cross_entropy")), rank=40)
+    found = Steepest(Jacobian(network), rank=40)
+    double = Steepest(Jacobian(Network(model.double(), (x.double(), y), loss="cross_entropy")), rank=40)
     assert len(found.curvature) == len(double.curvature) == 40
     assert double.curvature[-1] > 1_000 * double.curvature[0]
     torch.testing.assert_close(found.curvature.double(), double.curvature, rtol=0.25, atol=0)

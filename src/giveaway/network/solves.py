@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -107,11 +107,32 @@ def _second_derivatives(network: Network, batch: RecordBatch) -> Callable[[Value
     return product
 
 
-class Steepest(NamedTuple):
-    """Orthonormal directions as rows (k, P), and the curvature along them (k,), the flattest first."""
+class Steepest:
+    """Orthonormal directions as rows (k, P), and the curvature along them (k,), the flattest first: from one pass of
+    `rank` columns, fewer where memory or the parameters are few."""
 
-    directions: torch.Tensor
-    curvature: torch.Tensor
+    def __init__(self, jacobian: Jacobian, rank: int) -> None:
+        network = jacobian.network
+        rank = max(1, min(rank, network.size // 2, network.work.vectors(4)))
+        omega = parameter_signs(network, 0, slice(0, rank))
+        image = jacobian.curved(omega.T).T
+        core, gram = (omega @ image.T).double(), (omega @ omega.T).double()
+        core = (core + core.T) / 2
+        # a column of signs is as long as √P: what is added of it is to be no more than the rounding of its image
+        shift = torch.finfo(network.dtype).eps * float(image.norm()) / (rank * network.size) ** 0.5
+        while True:  # what rounding made of the smallest eigenvalues is lifted above zero
+            factor, info = torch.linalg.cholesky_ex(core + shift * gram)
+            if int(info) == 0 or not torch.isfinite(core).all():
+                break
+            shift = max(10 * shift, torch.finfo(network.dtype).tiny)
+        image.add_(omega, alpha=shift)
+        del omega
+        half = torch.linalg.solve_triangular(factor.to(network.dtype), image, upper=False)
+        values, vectors = torch.linalg.eigh((half @ half.T).double())
+        kept = values > 100 * torch.finfo(network.dtype).eps * values[-1]
+        values, vectors = values[kept], vectors[:, kept]
+        self.directions = (vectors / values.sqrt()).T.to(network.dtype) @ half
+        self.curvature = (values - shift).clamp_min(0).to(network.dtype)
 
     def solve(self, right: torch.Tensor, damping: float) -> torch.Tensor:
         """An approximate (curvature + λ)⁻¹, up to a factor, of columns (P, s)."""
@@ -124,31 +145,6 @@ class Steepest(NamedTuple):
 def rank_for(right_sides: int) -> int:
     """How many directions are worth their part of a pass, where so many right sides are solved with them."""
     return max(FEWEST, min(MOST, 4 * right_sides))
-
-
-def steepest(jacobian: Jacobian, rank: int, seed: int = 0) -> Steepest:
-    """From one pass of `rank` columns, fewer where memory or the parameters are few."""
-    network = jacobian.network
-    rank = max(1, min(rank, network.size // 2, network.work.vectors(4)))
-    omega = parameter_signs(network, seed, slice(0, rank))
-    image = jacobian.curved(omega.T).T
-    core, gram = (omega @ image.T).double(), (omega @ omega.T).double()
-    core = (core + core.T) / 2
-    # a column of signs is as long as √P: what is added of it is to be no more than the rounding of its image
-    shift = torch.finfo(network.dtype).eps * float(image.norm()) / (rank * network.size) ** 0.5
-    while True:  # what rounding made of the smallest eigenvalues is lifted above zero
-        factor, info = torch.linalg.cholesky_ex(core + shift * gram)
-        if int(info) == 0 or not torch.isfinite(core).all():
-            break
-        shift = max(10 * shift, torch.finfo(network.dtype).tiny)
-    image.add_(omega, alpha=shift)
-    del omega
-    half = torch.linalg.solve_triangular(factor.to(network.dtype), image, upper=False)
-    values, vectors = torch.linalg.eigh((half @ half.T).double())
-    kept = values > 100 * torch.finfo(network.dtype).eps * values[-1]
-    values, vectors = values[kept], vectors[:, kept]
-    directions = (vectors / values.sqrt()).T.to(network.dtype) @ half
-    return Steepest(directions, (values - shift).clamp_min(0).to(network.dtype))
 
 
 def parameter_signs(network: Network, seed: int, probes: slice) -> torch.Tensor:
@@ -185,7 +181,7 @@ class InverseCurvature:
         check_number("tolerance", tolerance, minimum=torch.finfo(network.dtype).eps, remedy="1e-3 suits most scores")
         check_whole("most_steps", most_steps, remedy="200 suits most networks")
         check_whole("rank", rank, remedy="128 suits most networks")
-        self.network, self.tolerance = network, tolerance
+        self.network, self.tolerance, self.columns = network, tolerance, network.work.vectors(VECTORS)
         if isinstance(curvature, str):
             check_choice("curvature", curvature, CURVATURES)
             curvature = (GaussNewton if curvature == "ggn" else Hessian)(network, damping)
@@ -193,16 +189,12 @@ class InverseCurvature:
         self.preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
         precondition = None
         if preconditioner == "nystrom":
-            precondition = partial(steepest(self.jacobian, rank).solve, damping=curvature.damping)
+            precondition = partial(Steepest(self.jacobian, rank).solve, damping=curvature.damping)
         # what curves downwards along one right side would spoil the directions of all
         solve = shared_cg if curvature.kind == "ggn" else column_cg
         stops: Any = {"tolerance": tolerance, "most_steps": most_steps, "allow_unconverged": allow_unconverged}
         self._solve: Solve = partial(solve, curvature, precondition=precondition, on_step=on_step, **stops)
         self.steps, self.right_sides, self.unsolved, self.worst = 0, 0, 0, 0.0
-
-    @property
-    def columns(self) -> int:
-        return self.network.work.vectors(VECTORS)
 
     def __call__(self, right: torch.Tensor) -> Solution:
         found = [self._block(part) for part in right.split(self.columns, 1)]
