@@ -290,7 +290,6 @@ class _Sketch:
             return network.loss.root(piece.outputs, omega)
 
         right = self.inverse.jacobian.pull(probes.stop - probes.start, rooted).T.contiguous()
-        if self.inverse.curvature.damping > 0:
-            omega = parameter_signs(network, self.seed, probes)
-            right.add_(omega, alpha=math.sqrt(self.inverse.curvature.damping))
+        if (damping := self.inverse.curvature.damping) > 0:
+            right.add_(parameter_signs(network, self.seed, probes), alpha=math.sqrt(damping))
         return right
