@@ -165,10 +165,12 @@ class PairTiles:
         # a tile of a's also holds its own lower triangle: few a's waste little, many make the product efficient
         width = min(d // 8, -(-EXPANDED_COLUMNS // p)) if self.expand_weights else d // 16
         count = d // max(4, width) or 1
-        self.edges = [(d * i // count, d * (i + 1) // count) for i in range(count)]
-        sizes = [(d - s) * (e - s) for s, e in self.edges]
+        edges = [(d * i // count, d * (i + 1) // count) for i in range(count)]
+        # the expanded numbers of a record in the widest tile
+        self._expansion = max(e - s for s, e in edges) * (p if self.expand_weights else d)
+        sizes = [(d - s) * (e - s) for s, e in edges]
         self.pairs = torch.zeros(sum(sizes), p, dtype=torch.float64, device=device)
-        pieces = zip(self.edges, self.pairs.split(sizes), strict=True)
+        pieces = zip(edges, self.pairs.split(sizes), strict=True)
         self._tiles = [(s, e, piece.view(d - s, e - s, p)) for (s, e), piece in pieces]
 
     def __iter__(self) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -227,11 +229,6 @@ class PairTiles:
     def _rows_at_a_time(self, count: int) -> int:
         rows = min(2048, EXPANDED_BYTES // (8 * self._expansion) // 64 * 64) if self.expand_weights else 1024
         return max(1, min(max(rows, 128), count))
-
-    @property
-    def _expansion(self) -> int:
-        """The expanded numbers of a record in the widest tile."""
-        return max(e - s for s, e in self.edges) * (self.p if self.expand_weights else self.d)
 
 
 def _expand(left: torch.Tensor, right: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
