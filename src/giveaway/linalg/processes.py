@@ -6,7 +6,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ class ProcessError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(AbstractContextManager["Processes", None]):
     """All processes of an audit, seen from number `rank`; all must ask for the same sums in the same order."""
 
     rank: int = 0
@@ -98,9 +98,6 @@ class Processes:
         """Disconnect: a process that ends without this may be aborted by the transport, and the others with it."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
-
-    def __enter__(self) -> "Processes":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # NCCL's end waits for the peers, which may be in the middle of a sum where this process failed
