@@ -197,15 +197,18 @@ class InverseCurvature:
         self.steps, self.right_sides, self.unsolved, self.worst = 0, 0, 0, 0.0
 
     def __call__(self, right: torch.Tensor) -> Solution:
-        found = [self._block(part) for part in right.split(self.columns, 1)]
-        if len(found) == 1:
-            return found[0]
-        return Solution(
-            torch.cat([part.x.T for part in found]).T,
-            torch.cat([part.residual for part in found]),
-            max(part.steps for part in found),
-            tuple(status for part in found for status in part.status),
-        )
+        # laid out column by column, as the products are
+        parts = [self._solve(part.T.contiguous().T) for part in right.split(self.columns, 1)]
+        found = parts[0]
+        if len(parts) > 1:
+            x, residual = torch.cat([part.x.T for part in parts]).T, torch.cat([part.residual for part in parts])
+            status = tuple(status for part in parts for status in part.status)
+            found = Solution(x, residual, max(part.steps for part in parts), status)
+        self.steps = max(self.steps, found.steps)
+        self.right_sides += len(found.status)
+        self.unsolved += sum(status != "converged" for status in found.status)
+        self.worst = max(self.worst, float(found.residual.max()))
+        return found
 
     @property
     def report(self) -> dict[str, Any]:
@@ -224,11 +227,3 @@ class InverseCurvature:
             "column_passes": self.jacobian.column_passes,
             "notes": list(self.curvature.notes),
         }
-
-    def _block(self, right: torch.Tensor) -> Solution:
-        found = self._solve(right.T.contiguous().T)  # laid out column by column, as the products are
-        self.steps = max(self.steps, found.steps)
-        self.right_sides += len(found.status)
-        self.unsolved += sum(status != "converged" for status in found.status)
-        self.worst = max(self.worst, float(found.residual.max()))
-        return found
