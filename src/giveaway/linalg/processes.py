@@ -67,10 +67,8 @@ class Processes(AbstractContextManager["Processes", None]):
 
     def agreed(self, text: str) -> str:
         """Give every process the first one's `text`, of up to 256 letters."""
-        letters = torch.zeros(256, dtype=torch.int64)
-        if self.first:
-            letters[: len(text)] = torch.tensor([ord(letter) for letter in text], dtype=torch.int64)
-        return "".join(chr(letter) for letter in self.sum_(letters).tolist() if letter)
+        letters = torch.tensor([ord(letter) for letter in text.ljust(256, "\0")])
+        return "".join(map(chr, self.of_first(letters).tolist())).rstrip("\0")
 
     def of_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give every process the first one's tensor; all must have one of that shape."""
