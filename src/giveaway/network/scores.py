@@ -24,6 +24,8 @@ AT_ONCE = 64  # right sides of chosen records that a checkpoint holds together
 COUNTS, CAPPED, LEVERAGE = "counts", "capped", "top leverage"
 USUAL = ("influence", "newton", "leverage", "gls_trace")
 
+MakeBlocks = Callable[[OutputCurvature, torch.Tensor], Blocks]
+
 
 @dataclass(frozen=True)
 class NetworkScores:
@@ -174,11 +176,7 @@ def _joined(parts: Sequence[Tensors]) -> Tensors:
 
 
 def _score_batch(
-    loss: Loss,
-    f: torch.Tensor,
-    y: torch.Tensor,
-    blocks: Callable[[OutputCurvature, torch.Tensor], Blocks],
-    norms: Callable[[], torch.Tensor],
+    loss: Loss, f: torch.Tensor, y: torch.Tensor, blocks: MakeBlocks, norms: Callable[[], torch.Tensor]
 ) -> ScoreBatch:
     """k records with outputs f (k, m), as groups of one record each, in float64."""
     f, y = f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1)
