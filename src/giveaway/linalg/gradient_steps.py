@@ -26,10 +26,9 @@ class GradientProducts:
         self, units: int, chosen: torch.Tensor, probes: int, precision: Precision, adaptive: bool, damping: float
     ) -> None:
         self._chosen, self._probes, self._precision, self._adaptive = chosen, probes, precision, adaptive
-        self._damping, self._units, device = damping, units, chosen.device
-        rows = units * (1 + probes)
-        self._cross = torch.zeros(rows, len(chosen) * probes, dtype=precision.dtype, device=device)
-        self._own = torch.zeros(units, 1 + probes, 1 + probes, dtype=precision.dtype, device=device)
+        self._damping, self._units = damping, units
+        self._own = torch.zeros(units, 1 + probes, 1 + probes, dtype=precision.dtype, device=chosen.device)
+        self._cross = self._own.new_zeros(units * (1 + probes), len(chosen) * probes)
 
     def add(self, gradients: torch.Tensor) -> None:
         """Add the products over a piece (units, 1 + probes, parameters); the tensor is overwritten."""
