@@ -78,8 +78,7 @@ class _Rectifier(Activation):
     """x for x > 0 and slope·x below, the identity at slope 1: slope·c plus (1 − slope)² times arc-cosine kernels."""
 
     def __init__(self, slope: float, name: str) -> None:
-        self.slope = slope
-        self.name = name
+        self.slope, self.name = slope, name
         self._bend = (1.0 - slope) ** 2 / math.tau
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -110,8 +109,7 @@ class _ErfMixture(Activation):
     """Σ_k w_k erf(s_k x): a double sum of arcsines, one term for a pair of scales."""
 
     def __init__(self, name: str, function: Callable[[Tensor], Tensor], scales: Any, weights: Any) -> None:
-        self.name = name
-        self._function = function
+        self.name, self._function = name, function
         self._terms = [(float(s), float(w)) for s, w in zip(scales, weights, strict=True)]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -198,8 +196,7 @@ def as_activation(activation: str | Activation) -> Activation:
         return activation
     if activation in ACTIVATIONS:
         return ACTIVATIONS[activation]
-    expected = f"one of {', '.join(ACTIVATIONS)}"
-    raise fail("activation", expected, repr(activation), "choose one, or leaky_relu(slope)")
+    raise fail("activation", f"one of {', '.join(ACTIVATIONS)}", repr(activation), "choose one, or leaky_relu(slope)")
 
 
 def square_root(x: Tensor) -> Tensor:

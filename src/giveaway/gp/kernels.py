@@ -102,8 +102,7 @@ class Sphere(Mapped):
     """The kernel of records put on the sphere ‖x‖² = d, less their own mean with `centre`; zeros stay zero."""
 
     def __init__(self, kernel: KernelLike, *, centre: bool = False) -> None:
-        self.kernel = kernel
-        self.centre = centre
+        self.kernel, self.centre = kernel, centre
 
     def map(self, X: torch.Tensor) -> torch.Tensor:
         x = X.flatten(1)
@@ -157,7 +156,6 @@ def flat_pair(X: torch.Tensor, Z: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def check_variances(weight_variance: float, bias_variance: float) -> tuple[float, float]:
-    """Check that neither the variance of the weights nor that of the biases is negative, and return both."""
     return (
         check_number("weight_variance", weight_variance, minimum=0.0, remedy="give a variance such as 1 or 2"),
         check_number("bias_variance", bias_variance, minimum=0.0, remedy="give a variance, 0 for no biases"),

@@ -107,8 +107,7 @@ class NNGP(Kernel):
         return found
 
     def _variance(self, layer: _Convolution | None, q: torch.Tensor) -> torch.Tensor:
-        averaged = layer.average(q, pairs=False) if layer else q
-        return averaged * self.weight_variance + self.bias_variance
+        return (layer.average(q, pairs=False) if layer else q) * self.weight_variance + self.bias_variance
 
     def _of_pairs(
         self,
@@ -215,7 +214,6 @@ class ConvNNGP(NNGP):
         return torch.einsum(formula, X, Z / X.shape[1])
 
     def _each_with_itself(self, X: torch.Tensor) -> torch.Tensor:
-        """Compute the kernel of every record with itself, (n,)."""
         variances = self._variances(X)
         left, right = map(self._first, variances), map(self._second, variances)
         products = torch.einsum("nchw,ncij->nhwij", X, X / X.shape[1]) if self._in_pairs else X.square().mean(1)

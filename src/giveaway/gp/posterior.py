@@ -173,7 +173,6 @@ def as_records(inputs: Any, device: str | torch.device | None = None) -> torch.T
 
 
 def check_noise(noise: Any) -> float:
-    """Check a noise variance above 0."""
     remedy = "give the noise variance σ² of the targets"
     return check_positive("noise", noise, expected="a variance above 0", remedy=remedy)
 

@@ -279,8 +279,7 @@ def _last(model: nn.Module, name: str, run: Callable[[], Any]) -> list[str]:
         return layers[last[-1]]
     count = name.removeprefix("last:")
     if not count.isdecimal() or not 1 <= int(count) <= len(last):
-        remedy = f"the model has {len(last)} layers with parameters"
-        raise fail("parameters", 'last:k, as "last:2"', repr(name), remedy)
+        raise fail("parameters", 'last:k, as "last:2"', repr(name), f"the model has {len(last)} layers with parameters")
     return [key for layer in last[-int(count) :] for key in layers[layer]]
 
 
