@@ -18,7 +18,6 @@ LEAST_FORMED = 8  # records whose J must fit together, so that a pass is not all
 COLUMN = 3  # about the operations of a column, over those of the outputs alone
 
 Rows = slice | torch.Tensor | None
-Checkpoint = tuple[Values, float]  # a state_dict and its learning rate
 
 
 class ForwardMode:
@@ -133,9 +132,8 @@ def _doubt_of(network: Network, way: Way) -> str | None:
 def forming_pays(network: Network) -> bool:
     """Whether products with J itself take fewer operations than passes through the model, and J fits for some records
     at a time."""
-    batch = network.records.take(slice(0, 1))
-    with network.evaluating(), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network.function(batch)(network.parameters.values)
+    with FlopCounterMode(display=False) as counter:
+        network.outputs(slice(0, 1))
     fits = network.work.rows_of_gradients(network.m) >= min(LEAST_FORMED, network.n)
     return fits and 2 * network.m * network.size <= COLUMN * counter.get_total_flops()
 
@@ -305,7 +303,7 @@ def row_numbers(network: Network, rows: Any) -> torch.Tensor:
     return numbers.to(torch.int64)
 
 
-def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None) -> torch.Tensor:
+def tracin(network: Network, checkpoints: Sequence[tuple[Values, float]], rows: Any = None) -> torch.Tensor:
     """Σ_c η_c ‖∇ℓ_i(θ_c)‖² (k,): the self-influence of records, by default of all."""
     if not checkpoints:
         raise fail("checkpoints", "at least one (state_dict, learning rate)", "none", "save some during training")
