@@ -12,8 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from giveaway.checks import check_number, fail
 
-TANH_NODES = 20
-
 Order = tuple[int, int]
 
 
@@ -164,7 +162,7 @@ def _tanh() -> Activation:
     """Write tanh as a mixture of erf's: tanh(x) = E[erf(x/(√2 k))], k of Kolmogorov's distribution, since the logistic
     distribution is a normal one of random scale k. The density of log k falls off faster than any exponential on both
     sides, so that the trapezoidal rule in log k errs by less than 1e-12 for every x at once."""
-    k = np.geomspace(0.22, 3.5, TANH_NODES)
+    k = np.geomspace(0.22, 3.5, 20)
     j = np.arange(1, 12)[:, None]
     density = 8 * k * ((-1.0) ** (j + 1) * j**2 * np.exp(-2 * j**2 * k**2)).sum(0)
     # the series above cancels for small k; its theta-function twin does not

@@ -18,7 +18,6 @@ PARAMETERS_AT_ONCE = 65_536
 FEWEST, MOST = 128, 512  # directions that pay
 SEED = 0x5EED0FDA  # sets the signs of parameters apart from those of records
 VECTORS = 10  # of P numbers that one column takes while it is solved
-PRECONDITIONERS = ("nystrom", "none")
 CURVATURES = ("ggn", "hessian")
 
 Solve = Callable[[torch.Tensor], Solution]
@@ -186,7 +185,7 @@ class InverseCurvature:
             check_choice("curvature", curvature, CURVATURES)
             curvature = (GaussNewton if curvature == "ggn" else Hessian)(network, damping)
         self.curvature, self.jacobian = curvature, curvature.jacobian
-        self.preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
+        self.preconditioner = check_choice("preconditioner", preconditioner, ("nystrom", "none"))
         precondition = None
         if preconditioner == "nystrom":
             precondition = partial(Steepest(self.jacobian, rank).solve, damping=curvature.damping)

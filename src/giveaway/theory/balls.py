@@ -15,7 +15,6 @@ Pair = tuple[np.ndarray, np.ndarray]
 BLOCK = 1 << 15  # elements handled at a time: temporaries stay in the cache
 SMALLEST = 1e-300
 LOWEST = 1e-150  # an α below this counts as 0: squares of its quantiles underflow
-ROOT_TAU = math.sqrt(math.tau)
 GAUSS = np.stack(np.polynomial.legendre.leggauss(12), 1)[6:].tolist()  # nodes above 0, and their weights
 TAIL = 1e-17  # probability that the quadrature over χ²_k leaves out on either side
 
@@ -183,7 +182,7 @@ def _across(q: int) -> list[tuple[float, float]]:
 
 
 def _normal_density(x: np.ndarray) -> np.ndarray:
-    return np.exp(-0.5 * x * x) / ROOT_TAU
+    return np.exp(-0.5 * x * x) / math.sqrt(math.tau)
 
 
 @lru_cache(maxsize=32)

@@ -17,7 +17,6 @@ SPREAD = "give a standard deviation above 0"
 NARROWEST = 1e-12  # 1 − c below which the two spreads count as equal to that
 LEAST_RATIO = 1e-100  # of the spreads: a narrower member is found at any α that matters
 MOST_GAP = 1e3  # in units of sd_out: nothing is missed further out
-GRID = 361
 GOLDEN = (np.sqrt(5) - 1) / 2
 
 
@@ -150,7 +149,7 @@ def estimated_epsilon(curve: TradeOff, delta: ArrayLike) -> np.ndarray:
         return _privacy_loss(*curve.errors(alpha), alpha, slack)
 
     # a grid in log(α/(1 − α)), then golden sections about its best point
-    grid, step = np.linspace(-36, 36, GRID, retstep=True)
+    grid, step = np.linspace(-36, 36, 361, retstep=True)
     best, at = np.full(full, -np.inf), np.zeros(full)
     for place in grid:
         here = shown(np.full((1,) * len(full), place))
