@@ -140,10 +140,10 @@ def shared_cg(
         block = _Block(r, inverse)
         del r
         while True:
-            block.step(product, x)
+            residuals = block.step(product, x)
             steps += 1
             on_step(steps)
-            if steps == most_steps or block.worn or float(block.residuals().max()) <= tolerance:
+            if steps == most_steps or block.worn or float(residuals.max()) <= tolerance:
                 break
         excused = block.worn or block.dropped
         del block  # before the product takes its space
@@ -165,8 +165,8 @@ class _Block:
         self._w, self._directions, self._sigma = _orthonormal(r, inverse(r))
         self.dropped, self.worn = self._w.shape[1] < r.shape[1], False
 
-    def step(self, product: Product, x: torch.Tensor) -> None:
-        """Add to x the part of the solution that lies along the block's directions."""
+    def step(self, product: Product, x: torch.Tensor) -> torch.Tensor:
+        """Add to x the part of the solution that lies along the block's directions; return the residuals' norms."""
         images = product(self._directions)
         # the inverse of the curvature along the directions, without those that depend on the others
         scale, values, vectors = _spectrum(_gram(self._directions, images))
@@ -184,8 +184,6 @@ class _Block:
         between = _gram(self._directions, self._w)
         between.diagonal().sub_(1.0)
         self.worn = not bool((between.abs() <= WORN).all())
-
-    def residuals(self) -> torch.Tensor:
         return (_gram(self._w, self._w) @ self._sigma * self._sigma).sum(0).clamp_min(0.0).sqrt()
 
 
