@@ -187,9 +187,8 @@ class ConvNNGP(NNGP):
 
         def parts(images: torch.Tensor, shaped: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[Any, ...]]:
             blank = images.new_zeros(-len(images) % side, *images.shape[1:])
-            prepared = self.activation.prepared
             return [
-                (part, [[shaped(told) for told in prepared(q)] for q in self._variances(part)])
+                (part, [[shaped(told) for told in self.activation.prepared(q)] for q in self._variances(part)])
                 for part in torch.cat([images, blank]).split(side)
             ]
 

@@ -167,8 +167,7 @@ class Network:
         """θ ↦ outputs (b, m) of a batch; to be called inside `self.evaluating()`."""
 
         def run(values: Values) -> torch.Tensor:
-            named = {**self.parameters.fixed, **values}
-            found = functional_call(self.model, named, batch.arguments, batch.keywords)
+            found = functional_call(self.model, {**self.parameters.fixed, **values}, batch.arguments, batch.keywords)
             if isinstance(found, torch.Tensor):
                 found = found.unsqueeze(1) if found.ndim == 1 else found
                 if found.ndim == 2 and len(found) == batch.rows:
@@ -200,8 +199,7 @@ class Network:
             raise fail("checkpoints", "state_dicts of this model", f"{wrong} entries that differ", "pass its own")
         here = {**self.parameters.values, **self.parameters.fixed}
         there = {name: state.get(name, value).detach().to(value.device, value.dtype) for name, value in here.items()}
-        chosen = {name: there.pop(name) for name in self.parameters.values}
-        other.parameters = ParameterSet(chosen, there)
+        other.parameters = ParameterSet({name: there.pop(name) for name in self.parameters.values}, there)
         return other
 
     @torch.no_grad()
