@@ -212,8 +212,7 @@ def remove(posterior: Posterior, rows: Any) -> RemovedRecords:
     columns = torch.cholesky_solve(unit, posterior.factor).view(n, count, size).transpose(0, 1)
     block = columns.gather(1, index.unsqueeze(2).expand(-1, -1, size))
     factor = torch.linalg.cholesky((block + block.mT) / 2)
-    identity = torch.eye(size, dtype=factor.dtype, device=factor.device).expand_as(factor)
-    root = torch.linalg.solve_triangular(factor, identity, upper=False).mT
+    root = torch.linalg.solve_triangular(factor, torch.eye(size).to(factor), upper=False).mT
     step = columns @ (root @ (root.mT @ posterior.weights[index]))
     return RemovedRecords(posterior, index, columns, root, step)
 
