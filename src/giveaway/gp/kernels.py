@@ -36,10 +36,9 @@ class Kernel(ABC):
         """Return K(x, x) for every record, (n,)."""
 
     def __repr__(self) -> str:
-        given = {
-            k: f"{v:g}" if isinstance(v, float) else getattr(v, "__name__", repr(v)) for k, v in vars(self).items()
-        }
-        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{name}={value}' for name, value in given.items())})"
+        given = vars(self).items()
+        said = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={getattr(v, '__name__', repr(v))}" for k, v in given)
+        return f"{type(self).__name__.lstrip('_')}({', '.join(said)})"
 
 
 class _ByDistance(Kernel):
