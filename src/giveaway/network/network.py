@@ -51,8 +51,7 @@ class ParameterSet:
     def of(cls, model: nn.Module, chosen: set[str], dtype: torch.dtype | None) -> "ParameterSet":
         both: tuple[Values, Values] = {}, {}
         for name, value in chain(model.named_parameters(), model.named_buffers()):
-            wanted = dtype if value.is_floating_point() else None
-            both[name not in chosen][name] = value.detach().clone().to(wanted)
+            both[name not in chosen][name] = value.detach().clone().to(dtype if value.is_floating_point() else None)
         kinds = {kind for value in both[0].values() for kind in (value.dtype, value.device)}
         if len(kinds) != 2 or not all(value.is_floating_point() for value in both[0].values()):
             got, expected = " and ".join(sorted(map(str, kinds))), "real numbers of one dtype on one kind of device"
