@@ -290,5 +290,4 @@ def _evaluate(
 
 def _inward(x: torch.Tensor, slope: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     """Return the gradient without the coordinates at a bound that it would push out of the box."""
-    held = ((x <= low) & (slope < 0)) | ((x >= high) & (slope > 0))
-    return torch.where(held, 0.0, slope)
+    return torch.where(((x <= low) & (slope < 0)) | ((x >= high) & (slope > 0)), 0.0, slope)
