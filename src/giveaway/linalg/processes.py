@@ -54,9 +54,8 @@ class Processes(AbstractContextManager["Processes", None]):
         flat = tensor.detach().contiguous().view(-1)
         numbers = flat.view(torch.uint8) if flat.dtype == torch.bool else flat
         operation = dist.ReduceOp.MAX if flat.dtype == torch.bool else dist.ReduceOp.SUM
-        wire = self.device if dist.get_backend() == "nccl" else CPU
         for piece in numbers.split(max(1, PIECE_BYTES // numbers.element_size())):
-            sent = piece.to(wire)
+            sent = piece.to(self.device if dist.get_backend() == "nccl" else CPU)
             with self._answered("sum"):
                 dist.all_reduce(sent, operation)
             if sent is not piece:
