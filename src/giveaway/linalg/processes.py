@@ -3,9 +3,8 @@
 import importlib.util
 import os
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -183,13 +182,15 @@ def in_threads(
             work(item)
         return
     torch.set_num_threads(threads // workers)
-    pending = deque[Future[Any]]()
+    pending: set[Future[Any]] = set()
     try:
         with ThreadPoolExecutor(workers) as pool:
             for item in items:
                 if len(pending) >= 2 * workers:  # so that the memory they hold stays bounded
-                    pending.popleft().result()
-                pending.append(pool.submit(work, item))
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        future.result()
+                pending.add(pool.submit(work, item))
             for future in pending:
                 future.result()
     finally:
