@@ -192,8 +192,7 @@ def chi_square_nodes(k: float) -> list[tuple[float, float]]:
     >>> round(sum(weight / value for value, weight in chi_square_nodes(100.0)), 12)  # 1/(k − 2)
     0.010204081633
     """
-    ends = 2 * gammaincinv(k / 2, TAIL), 2 * gammainccinv(k / 2, TAIL)
-    left, right = np.log(np.array(ends) / k)
+    left, right = np.log(np.array([2 * gammaincinv(k / 2, TAIL), 2 * gammainccinv(k / 2, TAIL)]) / k)
     step = min(0.25, 0.25 * np.sqrt(2 / k))
     y = np.linspace(left, right, int(np.ceil((right - left) / step)) + 1)
     weights = np.exp(k / 2 * (y - np.expm1(y)))  # centred at V = k: no digits lost for large k

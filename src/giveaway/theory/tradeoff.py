@@ -184,8 +184,7 @@ def epsilon_lower_bound(
     """
     in_range("delta", delta, 0, np.nextafter(1, 0), "give a δ such as 1e-5")
     in_range("confidence", confidence, 0, 1, "give a confidence such as 0.95", closed=False)
-    tried = whole("thresholds", thresholds, 1, "say how many operating points were tried")
-    tail = (1 - confidence) / 2 / tried
+    tail = (1 - confidence) / 2 / whole("thresholds", thresholds, 1, "say how many operating points were tried")
     true, inside = _counted("true_positives", true_positives, "members", members)
     false, outside = _counted("false_positives", false_positives, "nonmembers", nonmembers)
     tpr = np.where(true > 0, betaincinv(np.maximum(true, 1), inside - true + 1, tail), 0.0)
