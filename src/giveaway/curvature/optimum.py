@@ -38,14 +38,12 @@ class GradientSums:
 
     def add(self, window: Window) -> None:
         f, y = window.outputs.to(torch.float64), self._loss.targets(window.targets)
-        g, value = self._loss.gradient(f, y), self._loss.value(f, y)
-        if window.sample_weight is not None:
-            g, value = g * window.sample_weight.unsqueeze(1), value * window.sample_weight
+        g = self._loss.gradient(f, y) * window.weights.unsqueeze(1)
         d = window.features.shape[1]
         self._total[:d] += window.features.to(torch.float64).T @ g
         self._total[d:] += g.sum(0)
         self._sums[0] += float((window.row_norms() * g.norm(dim=1)).sum())
-        self._sums[1] += float(value.sum())
+        self._sums[1] += float((self._loss.value(f, y) * window.weights).sum())
 
     def finished(self, processes: Processes = ALONE) -> GradientSum:
         """Return the sums of all processes with the penalty, which needs the head's weights."""

@@ -23,13 +23,14 @@ AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision st
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Some records of a head in memory, on one device: their row numbers, features, outputs, targets and weights."""
+    """Some records of a head in memory, on one device: their row numbers, features, outputs, targets and weights in the
+    training loss, ones where none were given."""
 
     numbers: torch.Tensor
     features: torch.Tensor
     outputs: torch.Tensor
     targets: torch.Tensor
-    sample_weight: torch.Tensor | None
+    weights: torch.Tensor
     intercept: bool
 
     def __len__(self) -> int:
@@ -40,18 +41,10 @@ class Window:
         """Columns of the design matrix: the features, and the bias column if the head has one."""
         return self.features.shape[1] + int(self.intercept)
 
-    @property
-    def weights(self) -> torch.Tensor:
-        """Weights of the records in the training loss, ones where none were given."""
-        if self.sample_weight is not None:
-            return self.sample_weight
-        return torch.ones(len(self), dtype=torch.float64, device=self.features.device)
-
     def part(self, which: slice) -> "Window":
         """Return some of these rows; nothing is copied."""
-        weight = None if self.sample_weight is None else self.sample_weight[which]
-        features, outputs = self.features[which], self.outputs[which]
-        return Window(self.numbers[which], features, outputs, self.targets[which], weight, self.intercept)
+        features, outputs, weights = self.features[which], self.outputs[which], self.weights[which]
+        return Window(self.numbers[which], features, outputs, self.targets[which], weights, self.intercept)
 
     def rows(self, dtype: torch.dtype = torch.float64, columns: int | None = None) -> torch.Tensor:
         """Return rows of the design matrix, the bias column last, or zeros after it up to `columns`."""
@@ -226,17 +219,19 @@ class Head:
 
     def window(self, which: slice | torch.Tensor) -> Window:
         """Read these records into memory: consecutive ones by a slice, any others by their row numbers."""
-        weight = None if self.sample_weight is None else self.sample_weight[which]
         if isinstance(which, slice):
             numbers = torch.arange(*which.indices(self.n), device=self.device)
         else:
             numbers = which.to(self.device)
+        weights = torch.ones_like(numbers, dtype=torch.float64)
+        if self.sample_weight is not None:
+            weights = self.sample_weight[which]
         features = self.features[which]
         if isinstance(self.outputs, LinearRows) and self.outputs.reads(self.features):
             outputs = self.outputs.of(features, which)  # from features that are read once
         else:
             outputs = self.outputs[which]
-        return Window(numbers, features, outputs, self.targets[which], weight, self.intercept)
+        return Window(numbers, features, outputs, self.targets[which], weights, self.intercept)
 
     def to(self, device: torch.device | str) -> "Head":
         """Return the same head for use on `device`, unchecked: features and outputs held there as far as they fit in
