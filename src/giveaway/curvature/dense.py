@@ -54,9 +54,7 @@ class DenseCurvature:
         if self.loss.coupled:
             places = _unpacking(self._r, head.device).diagonal()
             self.diagonals = self.diagonals[places].mean(0, keepdim=True)
-        self.penalized = torch.ones(head.width, dtype=torch.float64, device=head.device)
-        if head.intercept and not head.penalize_intercept:
-            self.penalized[-1] = 0.0
+        self.penalized = (torch.arange(head.width, device=head.device) < head.penalized).to(torch.float64)
         self._factor(head.l2)
 
     def _begin(self, head: Head, needed: int, got: str, remedy: str) -> None:
@@ -210,8 +208,8 @@ class OrthogonalCurvature(DenseCurvature):
         for tensor in (x, outputs, weight):
             execution.processes.sum_(tensor)
         self._dead = int((x == 0).all(0).sum())
-        penalized = head.width - int(head.intercept and not head.penalize_intercept)  # the columns in front
         self._basis: torch.Tensor | None = None
+        penalized = head.penalized
         if penalized >= head.n:  # features enter by their coordinates in the span of the records
             self._basis, coordinates = torch.linalg.qr(x[:, :penalized].T)
             x, penalized = torch.cat([coordinates.T, x[:, penalized:]], 1), head.n

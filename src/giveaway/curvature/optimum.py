@@ -52,8 +52,7 @@ class GradientSums:
         size, objective = sums.tolist()
         if head.l2 > 0:
             theta = self._loss.project(head.parameters(), 1).clone()
-            if head.intercept and not head.penalize_intercept:
-                theta[-1] = 0.0
+            theta[head.penalized :] = 0.0
             total += head.l2 * theta
             objective += 0.5 * head.l2 * float(theta.square().sum())
         return GradientSum(total, float(total.norm()) / max(size, 1e-300), objective)

@@ -34,10 +34,8 @@ class HeadProducts:
         large = float(head.n) * self.k >= FUSED_FROM and can_compile(head.device)  # the report says whether it did
         self.fused_rows = MOST_ROWS if large and self.loss.coupled else None
         self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self.penalty = torch.full((self.width, 1, 1), l2, dtype=torch.float64, device=head.device)
-        self.penalty[head.width :] = 0.0
-        if head.intercept and not head.penalize_intercept:
-            self.penalty[head.width - 1] = 0.0
+        self.penalty = torch.zeros(self.width, 1, 1, dtype=torch.float64, device=head.device)
+        self.penalty[: head.penalized] = l2
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -198,6 +198,11 @@ class Head:
         return self.features.shape[1] + int(self.intercept)
 
     @property
+    def penalized(self) -> int:
+        """Columns of the design matrix that l2 acts on, which are the first."""
+        return self.width - int(self.intercept and not self.penalize_intercept)
+
+    @property
     def device(self) -> torch.device:
         """The device that computes with the records."""
         return self.features.device
