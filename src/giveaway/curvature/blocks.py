@@ -122,11 +122,10 @@ class MatrixBlocks:
         if self.complement is None and self._size[0] == 1:
             solved, capped = inner / (1.0 - self.spread[0].clamp_max(CAP)), self.spread[0, 0] > CAP
         else:
-            complement = self.complement
+            complement, exact = self.complement, self.complement is None
             if complement is None:
                 complement = torch.eye(len(inner), dtype=v.dtype, device=v.device) - self.spread.permute(2, 0, 1)
-            right, exact = inner.T.unsqueeze(2), self.complement is None
-            columns, capped = solve_floored(complement, right, 1.0 - CAP, at_most_one=exact)
+            columns, capped = solve_floored(complement, inner.T.unsqueeze(2), 1.0 - CAP, at_most_one=exact)
             solved = columns.squeeze(2).T
         moved = step + self._apply(scale * self._right.root(solved.reshape(self._fold), -2))
         top = self._each(self.spread.diagonal(dim1=0, dim2=1).sum(1)).amax(0) if self._fold[1] == 1 else None
@@ -195,13 +194,8 @@ class FactoredBlocks:
         large. It is never below what the trace says of it."""
         left, right, scale = self._factors(logit)
         half = left.shape[2] // 2
-        first, second = slice(0, half), slice(half, 2 * half)
-        if left.shape[1] <= half:
-            one = left[:, :, first] @ right[:, :, first].mT
-            other = left[:, :, second] @ right[:, :, second].mT
-        else:
-            one = left[:, :, first].mT @ left[:, :, second]
-            other = right[:, :, first].mT @ right[:, :, second]
+        (a, c), (b, d) = (part[:, :, : 2 * half].split(half, 2) for part in (left, right))
+        one, other = (a @ b.mT, c @ d.mT) if left.shape[1] <= half else (a.mT @ c, b.mT @ d)
         norm = (one * other).sum((1, 2), dtype=torch.float64).clamp_min(0.0).sqrt()
         return (scale * (left.shape[2] / half) * norm).maximum(self._mean_leverage(logit) * self._rank**0.5)
 
@@ -302,19 +296,14 @@ BlocksOf = Callable[[slice, OutputCurvature, torch.Tensor, slice | None], Blocks
 
 def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Singular vectors (N, R, 1) to the largest singular value of L Rᵀ, by steps in the smaller of its two sizes."""
-    if left.shape[1] <= left.shape[2]:
-        matrix = left @ right.mT
-        b = _unit(matrix.abs().sum(1).unsqueeze(2))
-        for _ in range(POWER_STEPS):
-            a = _unit(matrix @ b)
-            b = _unit(matrix.mT @ a)
-        return a, b
-    of_left, of_right = left.mT @ left, right.mT @ right
-    beta = _unit(of_right.diagonal(dim1=1, dim2=2).unsqueeze(2))
+    outside = left.shape[1] <= left.shape[2]
+    there = left @ right.mT if outside else right.mT @ right
+    back = there.mT if outside else left.mT @ left
+    b = _unit((there.abs().sum(1) if outside else there.diagonal(dim1=1, dim2=2)).unsqueeze(2))
     for _ in range(POWER_STEPS):
-        alpha = _unit(of_right @ beta)
-        beta = _unit(of_left @ alpha)
-    return _unit(left @ alpha), _unit(right @ beta)
+        a = _unit(there @ b)
+        b = _unit(back @ a)
+    return (a, b) if outside else (_unit(left @ a), _unit(right @ b))
 
 
 def _stretch(left: torch.Tensor, right: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
