@@ -130,8 +130,8 @@ class Loss:
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
         """The numbers of W (pairs, c) that are summed against products of features, for outputs (c, m): one for each
-        separate output, or the upper triangle of W in contrast to the last class."""
-        return self.diagonal(f).T
+        separate curvature, or the upper triangle of W in contrast to the last class."""
+        return self.diagonal(f).T[: self.pairs]
 
     def targets(self, y: torch.Tensor) -> torch.Tensor:
         """A head's targets as the other methods take them."""
@@ -166,9 +166,6 @@ class Squared(Loss):
 
     def curvature(self, f: torch.Tensor) -> DiagonalCurvature:
         return DiagonalCurvature(torch.full_like(f, 2.0))
-
-    def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        return f.new_full((1, len(f)), 2.0)
 
 
 class Logistic(Loss):
