@@ -15,7 +15,7 @@ from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.head import Window
 
-MAX_STEPS = 100
+MAX_STEPS, MOST_HALVINGS = 100, 34
 RELATIVE_GRADIENT = 1e-11
 STEP_TOLERANCE, MOST_PRODUCTS = 1e-4, 500
 
@@ -78,15 +78,13 @@ def refit(head: Head, *, dense: bool = True) -> Head:
             return current
         step = DenseCurvature(current).solve(at.total) if dense else _iterative_step(current, at.total)
         slope = float((at.total * step).sum())
-        length, moved, there = 1.0, current, at
-        while length > 1e-10:
+        for length in (0.5**halvings for halvings in range(MOST_HALVINGS)):
             moved = head.with_parameters(theta - length * step)
             there = gradient_sum(moved)
             enough = at.objective - there.objective >= 1e-4 * length * slope
             # close to the optimum the objective no longer resolves the step; the gradient still does
             if enough or (slope < 1e-9 * (1.0 + abs(at.objective)) and there.relative < at.relative):
                 break
-            length *= 0.5
         else:
             if at.relative <= math.sqrt(RELATIVE_GRADIENT):
                 return current
