@@ -136,4 +136,4 @@ def test_an_audit_by_all_is_that_of_one(monkeypatch, kind, grouped):
 
 
 def sharp_if_asked(predicted):
-    return lambda self, targets, groups, inside, on_stage: predicted(self, targets, groups, 0.0, on_stage)
+    return lambda self, targets, inside, on_stage: predicted(self, targets, 0.0, on_stage)

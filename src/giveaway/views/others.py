@@ -95,12 +95,12 @@ class OthersView:
 
     def compare(self, score: np.ndarray, inside: np.ndarray, on_stage: OnStage = quiet) -> Views:
         """Compare both views of every row; `inside` are the squared errors of what the model says of each record."""
-        head, groups, targets = self._head, self._head.groups, targets_of_head(self._head)
-        self._left_out = self._predicted(targets, groups, inside.sum(), on_stage)
+        head, targets = self._head, targets_of_head(self._head)
+        self._left_out = self._predicted(targets, inside.sum(), on_stage)
         outside = self.errors = self._left_out.error.square().sum(1).numpy()
         leverage = self._left_out.leverage.numpy()
-        if groups is not None:
-            _, person, counts = np.unique(groups, return_inverse=True, return_counts=True)
+        if head.groups is not None:
+            _, person, counts = np.unique(head.groups, return_inverse=True, return_counts=True)
             inside, outside = np.bincount(person, inside), np.bincount(person, outside)
             leverage = np.bincount(person, leverage) / counts
         variation = float((targets - targets.mean(0)).square().sum())
@@ -110,35 +110,33 @@ class OthersView:
         self._seen = Views(score, inside, outside, leverage, variation, not_learned(head, numbers))
         return self._seen
 
-    def _predicted(
-        self, targets: torch.Tensor, groups: np.ndarray | None, inside: float, on_stage: OnStage
-    ) -> LeftOutPrediction:
+    def _predicted(self, targets: torch.Tensor, inside: float, on_stage: OnStage) -> LeftOutPrediction:
         """Predict every record from the others. A table has a smooth kernel unless the model memorizes (it took away
         more than half of the left-out error) and the kernel that memorizes too predicts left-out records better."""
-        self._shared = smooth = self._predicted_by_all(targets, groups, on_stage)
-        sharp = partial(left_out, self.features, targets, groups=groups, device=self._head.device, on_stage=on_stage)
+        head, smooth = self._head, self._predicted_by_all(targets, on_stage)
+        self._shared = smooth
+        sharp = partial(left_out, self.features, targets, groups=head.groups, device=head.device, on_stage=on_stage)
         if self.kind != "tabular" or smooth is None:
             return smooth or sharp(standardize=self.kind == "images", exact=True)
         if self.features.n > EXACT_UP_TO or inside > 0.5 * float(smooth.error.square().sum()):
             return smooth
         return min(smooth, sharp(), key=lambda one: one.report["left_out_error"])
 
-    def _predicted_by_all(
-        self, targets: torch.Tensor, groups: np.ndarray | None, on_stage: OnStage = quiet
-    ) -> LeftOutPrediction | None:
+    def _predicted_by_all(self, targets: torch.Tensor, on_stage: OnStage = quiet) -> LeftOutPrediction | None:
         """Predict with what processes can share; None where the first factors the whole kernel of images or texts."""
-        work: dict[str, Any] = {"groups": groups, "on_stage": on_stage, "processes": self._processes}
+        head, processes = self._head, self._processes
+        work: dict[str, Any] = {"groups": head.groups, "on_stage": on_stage, "processes": processes}
         if self.kind == "tabular":
             return left_out_smooth(self.features, targets, **work)
-        fits = fits_whole(self.features.n, self._head.device, groups is not None)
-        if self._processes.any(self._processes.first and fits):
+        fits = fits_whole(head.n, head.device, head.groups is not None)
+        if processes.any(processes.first and fits):
             return None
-        images, device = self.kind == "images", self._head.device  # hashed texts have unit length
-        return left_out(self.features, targets, standardize=images, device=device, exact=False, **work)
+        images = self.kind == "images"  # hashed texts have unit length
+        return left_out(self.features, targets, standardize=images, device=head.device, exact=False, **work)
 
     def assist(self, explained: bool) -> None:
         """Do this process's share of `compare` and, where the first rows are explained, of `attributes`."""
-        shared = self._predicted_by_all(targets_of_head(self._head), self._head.groups)
+        shared = self._predicted_by_all(targets_of_head(self._head))
         if explained and self._processes.any(False) and shared is not None:
             n = self._head.n
             shared.nearest(torch.zeros(min(EXPLAINED, n)), min(NEIGHBOURS, n - 1))
