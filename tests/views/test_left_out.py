@@ -82,7 +82,7 @@ def test_exact_errors_are_those_of_refits(standardize, grouped):
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_errors_from_landmarks_are_those_of_refits_on_the_same_features(grouped, monkeypatch):
-    monkeypatch.setattr(module, "MOST_LANDMARKS", 16)
+    monkeypatch.setattr(module, "LANDMARKS", (16,))
     x, y = two_clouds(60)
     names = np.arange(60) // 4 if grouped else np.arange(60)
     found = left_out(held(x), y, groups=names if grouped else None, exact=False)

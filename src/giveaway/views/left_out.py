@@ -29,7 +29,7 @@ FEW_NEAR, DIFFERENCES_AT_ONCE = 1 / 64, 1 << 20  # share of a tile's pairs that 
 FOURIER = 1024  # columns, half of them cosines
 FOURIER_SAMPLE = 1000  # records whose distances give the length
 LANDMARK_WORK = 2e12  # records times landmarks squared
-MOST_LANDMARKS = 4_096
+LANDMARKS = (4_096, 2_048, 1_024, 512, 256)
 KEPT_BYTES = 1 << 31  # of features that are held rather than made anew on every pass
 NEGLIGIBLE = 1e-7  # of the largest eigenvalue of K_zz: rounding of float32 distances
 
@@ -184,10 +184,8 @@ def fourier_features(columns: RecordFeatures, features: int = FOURIER) -> tuple[
 
 def landmark_count(n: int) -> int:
     """Choose a power of two whose square times n is at most LANDMARK_WORK: 4,096 up to 119,000 records."""
-    count = MOST_LANDMARKS
-    while count > 256 and n * count * count > LANDMARK_WORK:
-        count //= 2
-    return min(count, n)
+    fitting = (count for count in LANDMARKS if n * count * count <= LANDMARK_WORK)
+    return min(next(fitting, LANDMARKS[-1]), n)
 
 
 def landmark_features(
