@@ -80,9 +80,8 @@ def _mixture(chances: np.ndarray, kind: np.ndarray) -> np.ndarray:
     weights = np.full((len(chances), kinds), 1.0 / len(chances))
     for _ in range(ITERATIONS):
         likelihood = (weights[:, kind] * chances).sum(0)
-        weights = np.stack(
-            [np.bincount(kind, w[kind] * p / likelihood, kinds) / count for w, p in zip(weights, chances, strict=True)]
-        )
+        shares = (w[kind] * p / likelihood for w, p in zip(weights, chances, strict=True))
+        weights = np.stack([np.bincount(kind, share, kinds) for share in shares]) / count
     return (weights[:, kind] * chances).sum(0)
 
 
@@ -159,7 +158,8 @@ def _most(pieces: list[str], gain: np.ndarray) -> str:
     told = []
     for at in (at for at in order[np.sort(first)[:NAMED]].tolist() if gain[at] >= np.log(LEVELS[0])):
         whole = "".join(pieces[place] for place in np.flatnonzero(word == word[at])).strip()
-        told.append(f"“{shown_text(whole, 40)}” (up to {_times(gain[at])} times)")
+        times = "over a million" if gain[at] > np.log(1e6) else f"{np.exp(gain[at]):,.3g}"
+        told.append(f"“{shown_text(whole, 40)}” (up to {times} times)")
     return f"; above all {', '.join(told)}" if told else ""
 
 
@@ -174,7 +174,3 @@ def _heat(pieces: list[str], gain: np.ndarray, content: str) -> str:
     parts = [parts[0], *parts[begin + 1 :], (0, " …" if begin + WINDOW < len(pieces) else "")]
     joined = [("".join(piece for _, piece in some), level) for level, some in groupby(parts, key=lambda part: part[0])]
     return json.dumps([[shown_text(text.replace("\n", " ↵ "), 10 * WINDOW), level] for text, level in joined if text])
-
-
-def _times(gain: float) -> str:
-    return "over a million" if gain > np.log(1e6) else f"{np.exp(gain):,.3g}"
