@@ -137,16 +137,12 @@ def check_targets(
     if y.ndim == 0 or len(y) != n:
         raise fail("targets", f"{n} rows, one a record", f"shape {tuple(y.shape)}", "align them with the features")
     check_finite("targets", y)
-    if loss == "squared":
-        y = y.unsqueeze(1) if y.ndim == 1 else y
-        check_shape("targets", y, (n, m), f"({n}, {m}), one value an output")
-        return y.to(torch.float64)
+    if loss != "cross_entropy":
+        y, each = y.unsqueeze(1) if y.ndim == 1 else y, "value" if loss == "squared" else "0/1 label"
+        check_shape("targets", y, (n, m), f"({n}, {m}), one {each} an output")
+        return y.to(torch.float64) if loss == "squared" else _two_classes(_check_probabilities(y), one_class or m > 1)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y.squeeze(1)
-    if loss == "binary_cross_entropy":
-        y = y.unsqueeze(1) if y.ndim == 1 else y
-        check_shape("targets", y, (n, m), f"({n}, {m}), one 0/1 label an output")
-        return _two_classes(_check_probabilities(y), one_class or m > 1)
     if y.ndim == 2:
         if m == 1:
             raise fail("targets", "0/1 labels (n,) for one logit", f"shape {tuple(y.shape)}", "pass class indices")
