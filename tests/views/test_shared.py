@@ -2,7 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_ridge_regressions_are_those_of_one_process(monkeypatch, size, columns, 
     alone = leave_one_out_ridge(held(x), y, **options)
 
     def work(processes):
-        return leave_one_out_ridge(lambda: held(x)(processes=processes), y, **options, processes=processes)
+        return leave_one_out_ridge(replace(held(x), processes=processes), y, **options, processes=processes)
 
     for found in by_all(size, work):
         assert found.l2 == pytest.approx(alone.l2, rel=1e-12)
@@ -92,7 +92,7 @@ def test_left_out_records_and_the_nearest_are_those_of_one_process(monkeypatch, 
     rows = torch.tensor([3, 50, 89, 0])
 
     def work(processes):
-        found = view(held(x), y, processes=processes)
+        found = view(replace(held(x), processes=processes), y)
         return found, found.nearest(rows if processes.first else torch.zeros(4), 3)
 
     alone, near = work(ALONE)

@@ -2,7 +2,7 @@
 (docs/derivations.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,19 +37,20 @@ NEGLIGIBLE = 1e-7  # of the largest eigenvalue of K_zz: rounding of float32 dist
 @dataclass(frozen=True)
 class RecordFeatures:
     """Features of n records, made when needed: `of(rows)` for a slice or row numbers, a call for a pass over all.
-    `shares` are each part's columns and its share of squared distances; without them every column counts alike."""
+    `shares` are each part's columns and its share of squared distances; without them every column counts alike.
+    `processes` share every pass, and `on_stage` is told how far it is."""
 
     n: int
     of: Callable[[slice | torch.Tensor], torch.Tensor]
     block: int
     shares: tuple[tuple[int, float], ...] = ()
+    on_stage: OnStage = quiet
+    processes: Processes = ALONE
 
-    def __call__(
-        self, on_stage: OnStage = quiet, stage: str = "", processes: Processes = ALONE
-    ) -> Iterator[torch.Tensor]:
-        rows = processes.share(range(self.n))
+    def __call__(self, stage: str = "") -> Iterator[torch.Tensor]:
+        rows = self.processes.share(range(self.n))
         for start in rows[:: self.block]:
-            on_stage(f"second view, {stage}", start - rows.start, len(rows))
+            self.on_stage(f"second view, {stage}", start - rows.start, len(rows))
             yield self.of(slice(start, min(start + self.block, rows.stop)))
 
 
@@ -129,19 +130,12 @@ def laplace_matrix(rows: torch.Tensor, length: float, on_stage: OnStage = quiet)
     return out.T
 
 
-def nearest(
-    features: RecordFeatures,
-    scaling: Scaling,
-    which: Any,
-    count: int,
-    on_stage: OnStage = quiet,
-    processes: Processes = ALONE,
-) -> torch.Tensor:
+def nearest(features: RecordFeatures, scaling: Scaling, which: Any, count: int) -> torch.Tensor:
     """Return the numbers (r, count) of the records nearest to the records `which` (r,), nearest first; −1 for none.
 
     Of several processes, the first says which, and each looks among its share of the records.
     """
-    device = scaling.shift.device
+    device, processes = scaling.shift.device, features.processes
     own = processes.of_first(torch.as_tensor(which, dtype=torch.int64, device=device))
     if not len(own):
         return torch.empty(0, count, dtype=torch.int64)
@@ -149,7 +143,7 @@ def nearest(
     best = torch.full((len(rows), count), torch.inf, device=device)
     near = torch.full((len(rows), count), -1, dtype=torch.int64, device=device)
     first = processes.share(range(features.n)).start
-    for block in features(on_stage, "nearest records", processes):
+    for block in features("nearest records"):
         apart = distances(rows, scaling.apply(block.to(device)))
         numbers = torch.arange(first, first + len(block), device=device)
         apart.masked_fill_(own.unsqueeze(1) == numbers, torch.inf)
@@ -179,7 +173,7 @@ def fourier_features(columns: RecordFeatures, features: int = FOURIER) -> tuple[
         waves = [wave.mul_((features // 2) ** -0.5) for wave in (angles.cos(), angles.sin())]
         return torch.cat([x, *waves], dim=1).float()
 
-    return RecordFeatures(columns.n, of, columns.block), length
+    return replace(columns, of=of), length
 
 
 def landmark_count(n: int) -> int:
@@ -188,26 +182,20 @@ def landmark_count(n: int) -> int:
     return min(next(fitting, LANDMARKS[-1]), n)
 
 
-def landmark_features(
-    features: RecordFeatures,
-    landmarks: torch.Tensor,
-    scaling: Scaling,
-    on_stage: OnStage = quiet,
-    processes: Processes = ALONE,
-) -> Blocks:
+def landmark_features(features: RecordFeatures, landmarks: torch.Tensor, scaling: Scaling) -> Blocks:
     """Return features k(x, z) K_zz^{-1/2} of all records (of a process, its share), blockwise: products approximate the
     kernel (Nyström)."""
     kernel = laplace(landmarks, landmarks, scaling.length).fill_diagonal_(1.0).to(torch.float64)
     # other machines may turn the eigenvectors differently
-    values, vectors = map(processes.of_first, torch.linalg.eigh(kernel))
+    values, vectors = map(features.processes.of_first, torch.linalg.eigh(kernel))
     kept = values > NEGLIGIBLE * values[-1]
     root = (vectors[:, kept] / values[kept].sqrt()).float()
 
     def passes() -> Iterator[torch.Tensor]:
-        for block in features(on_stage, "features", processes):
+        for block in features("features"):
             yield laplace(scaling.apply(block.to(landmarks.device)), landmarks, scaling.length) @ root
 
-    if 4 * features.n * root.shape[1] > KEPT_BYTES * processes.size:
+    if 4 * features.n * root.shape[1] > KEPT_BYTES * features.processes.size:
         return passes
     held = list(passes())
     return lambda: iter(held)
@@ -224,24 +212,15 @@ class LeftOutPrediction:
     nearest: Callable[[Any, int], torch.Tensor]
 
 
-def left_out_smooth(
-    columns: RecordFeatures,
-    targets: torch.Tensor,
-    *,
-    groups: Any = None,
-    on_stage: OnStage = quiet,
-    processes: Processes = ALONE,
-) -> LeftOutPrediction:
+def left_out_smooth(columns: RecordFeatures, targets: torch.Tensor, *, groups: Any = None) -> LeftOutPrediction:
     """Leave out each record, or group, of a table: ridge regression on its columns and Fourier features of them."""
     y = as_targets(targets)
     features, length = fourier_features(columns)
-    blocks = partial(features, on_stage, "features", processes)
-    ridge = leave_one_out_ridge(blocks, y, groups=groups, processes=processes)
+    ridge = leave_one_out_ridge(partial(features, "features"), y, groups=groups, processes=columns.processes)
     report = {"kernel": "rbf", "length": length, "method": f"Fourier features, {ridge.method}", "l2": ridge.l2}
     report["left_out_error"] = _relative(ridge.error, y)
     scaling = scaling_of(columns.of(_drawn(columns.n, SAMPLE)), standardize=True)
-    near = partial(nearest, columns, scaling, on_stage=on_stage, processes=processes)
-    return LeftOutPrediction(ridge.error, ridge.leverage, report, near)
+    return LeftOutPrediction(ridge.error, ridge.leverage, report, partial(nearest, columns, scaling))
 
 
 def left_out(
@@ -252,8 +231,6 @@ def left_out(
     standardize: bool = True,
     device: torch.device | str = "cpu",
     exact: bool | None = None,
-    on_stage: OnStage = quiet,
-    processes: Processes = ALONE,
 ) -> LeftOutPrediction:
     """Leave out every record, or group, of images or texts in turn: kernel ridge regression of `targets` (n, C) around
     0, by an exact kernel up to 30,000 records where memory allows, beyond, or with exact=False, seen from landmarks,
@@ -262,30 +239,29 @@ def left_out(
     n = len(targets)
     drawn, exact = _drawn(n, SAMPLE), fits_whole(n, where, groups is not None) if exact is None else exact
     if exact:
-        rows = _gathered(features, where, on_stage)
+        rows = _gathered(features, where)
         scaling = scaling_of(rows[drawn.to(where)], standardize=standardize, shares=features.shares)
         for part in rows.split(ROWS_AT_ONCE):
             part.copy_(scaling.apply(part))
         members = [] if groups is None else [rows.to(where) for rows in rows_of_groups(groups, n).values()]
         y = targets.to(where)
-        noise = choose_noise(rows, y, scaling.length, members, on_stage)
-        exactly = errors_of_rows(rows, y, scaling.length, noise, members, on_stage)
+        noise = choose_noise(rows, y, scaling.length, members, features.on_stage)
+        exactly = errors_of_rows(rows, y, scaling.length, noise, members, features.on_stage)
         error, leverage = exactly.error.cpu(), exactly.leverage.cpu()
         report = {"method": "exact", "noise": noise, "noise_chosen_on": min(n, CHOSEN_ON)}
-        features = RecordFeatures(n, rows.__getitem__, ROWS_AT_ONCE)  # in the kernel's units already
+        features = replace(features, of=rows.__getitem__, block=ROWS_AT_ONCE)  # in the kernel's units already
         scaling = Scaling(torch.zeros_like(scaling.shift), torch.ones_like(scaling.scale), scaling.length)
     else:
         sample = features.of(drawn).to(where)
         check_finite("features", sample)
         scaling = scaling_of(sample, standardize=standardize, shares=features.shares)
         landmarks = scaling.apply(sample[: landmark_count(n)])
-        blocks = landmark_features(features, landmarks, scaling, on_stage, processes)
+        blocks, processes = landmark_features(features, landmarks, scaling), features.processes
         ridge = leave_one_out_ridge(blocks, targets, groups=groups, standardize=False, processes=processes)
         error, leverage = ridge.error, ridge.leverage
         report = {"method": "landmarks", "landmarks": len(landmarks), "l2": ridge.l2}
     report = {"kernel": "laplace", "length": scaling.length, **report, "left_out_error": _relative(error, targets)}
-    near = partial(nearest, features, scaling, on_stage=on_stage, processes=processes)
-    return LeftOutPrediction(error, leverage, report, near)
+    return LeftOutPrediction(error, leverage, report, partial(nearest, features, scaling))
 
 
 def fits_whole(n: int, device: torch.device, grouped: bool) -> bool:
@@ -303,10 +279,10 @@ def in_single(device: torch.device, grouped: bool) -> bool:
     return device.type == "cpu" and not grouped
 
 
-def _gathered(features: RecordFeatures, device: torch.device, on_stage: OnStage) -> torch.Tensor:
+def _gathered(features: RecordFeatures, device: torch.device) -> torch.Tensor:
     """Return the features of all records (n, d), float32."""
     rows, start = torch.empty(0), 0
-    for block in features(on_stage, "features"):
+    for block in features("features"):
         check_finite("features", block)
         if not start:
             rows = torch.empty(features.n, block.shape[1], device=device)

@@ -5,6 +5,7 @@ them; it returns left-out errors and leverages, from which `left_out`, `fused` a
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,9 +114,9 @@ class OthersView:
     def _predicted(self, targets: torch.Tensor, inside: float, on_stage: OnStage) -> LeftOutPrediction:
         """Predict every record from the others. A table has a smooth kernel unless the model memorizes (it took away
         more than half of the left-out error) and the kernel that memorizes too predicts left-out records better."""
-        head, smooth = self._head, self._predicted_by_all(targets, on_stage)
-        self._shared = smooth
-        sharp = partial(left_out, self.features, targets, groups=head.groups, device=head.device, on_stage=on_stage)
+        head, features = self._head, replace(self.features, on_stage=on_stage)
+        self._shared = smooth = self._predicted_by_all(targets, on_stage)
+        sharp = partial(left_out, features, targets, groups=head.groups, device=head.device)
         if self.kind != "tabular" or smooth is None:
             return smooth or sharp(standardize=self.kind == "images", exact=True)
         if self.features.n > EXACT_UP_TO or inside > 0.5 * float(smooth.error.square().sum()):
@@ -125,14 +126,14 @@ class OthersView:
     def _predicted_by_all(self, targets: torch.Tensor, on_stage: OnStage = quiet) -> LeftOutPrediction | None:
         """Predict with what processes can share; None where the first factors the whole kernel of images or texts."""
         head, processes = self._head, self._processes
-        work: dict[str, Any] = {"groups": head.groups, "on_stage": on_stage, "processes": processes}
+        features = replace(self.features, on_stage=on_stage, processes=processes)
         if self.kind == "tabular":
-            return left_out_smooth(self.features, targets, **work)
+            return left_out_smooth(features, targets, groups=head.groups)
         fits = fits_whole(head.n, head.device, head.groups is not None)
         if processes.any(processes.first and fits):
             return None
         images = self.kind == "images"  # hashed texts have unit length
-        return left_out(self.features, targets, standardize=images, device=head.device, exact=False, **work)
+        return left_out(features, targets, groups=head.groups, standardize=images, device=head.device, exact=False)
 
     def assist(self, explained: bool) -> None:
         """Do this process's share of `compare` and, where the first rows are explained, of `attributes`."""
