@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from giveaway.scores.fusion import Views, fused, left_out, lt_iqr, normal_scores, out_of_bag, relatives, trace
+from giveaway.scores.catalogue import CATALOGUE
+from giveaway.scores.fusion import Views, fused, left_out, normal_scores
 
 A, B = NormalDist().inv_cdf(7 / 8), NormalDist().inv_cdf(5 / 8)  # normal scores of four are −A, −B, B, A
 ROOT = math.sqrt((A * A + B * B) / 2)  # and their standard deviation
@@ -144,8 +145,8 @@ def test_beside_an_exact_head_nothing_counts(more):
 def test_columns_are_the_views_as_they_are():
     parts = {name: np.arange(4.0) + k for k, name in enumerate(("roots", "iqr", "variants", "bag"))}
     views = made(**parts)
-    for column, name in ((trace, "roots"), (lt_iqr, "iqr"), (relatives, "variants"), (out_of_bag, "bag")):
-        assert column(views) is parts[name]
+    for column, name in (("trace", "roots"), ("lt_iqr", "iqr"), ("relatives", "variants"), ("out_of_bag", "bag")):
+        assert CATALOGUE[column].function(views) is parts[name]
 
 
 # ------------------------------------------------------------------------------------------------ the rule in words

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
-from giveaway.scores import formulas, fusion, predicted
+from giveaway.scores import formulas, fusion
 from giveaway.scores.formulas import ScoreBatch
 
 
@@ -22,42 +23,37 @@ class Score:
     classes: bool = False  # exists for class targets only
     ranks: bool = True  # among the default columns wherever its source is
 
-    @property
-    def name(self) -> str:
-        return self.function.__name__
 
-
-_SCORES = [
-    Score(formulas.loss, curvature=False, features=False),
-    Score(formulas.gradient_norm, curvature=False),
-    Score(formulas.entropy, curvature=False, features=False, classes=True),
-    Score(formulas.margin, curvature=False, features=False, classes=True),
-    Score(formulas.leverage),
-    Score(formulas.gls_trace),
-    Score(formulas.gls_frobenius),
-    Score(formulas.gls_spectral),
-    Score(formulas.gls_trace_logit, ranks=False),
-    Score(formulas.gls_frobenius_logit, ranks=False),
-    Score(formulas.gls_spectral_logit, ranks=False),
-    Score(formulas.influence),
-    Score(formulas.newton),
-    Score(formulas.loo_gap),
-    Score(fusion.left_out, source="others", curvature=False, features=False),
-    Score(fusion.trace, source="trace", curvature=False, features=False),
-    Score(fusion.lt_iqr, source="trace", curvature=False, features=False, ranks=False),
-    Score(fusion.relatives, source="relatives", curvature=False, features=False),
-    Score(fusion.out_of_bag, source="bag", curvature=False, features=False),
-    Score(fusion.fused, source="fused", curvature=False, features=False),
-    Score(predicted.predicted_success, source="theory"),
-    Score(predicted.predicted_auc, source="theory"),
-    Score(predicted.predicted_tpr, source="theory"),
-    Score(predicted.predicted_tpr_low, source="theory"),
-    Score(formulas.lood_kl, source="process", curvature=False, features=False),
-    Score(formulas.lood_mean, source="process", curvature=False, features=False),
-]
+CATALOGUE = {
+    "loss": Score(formulas.loss, curvature=False, features=False),
+    "gradient_norm": Score(lambda batch: batch.make_gradient_norm(), curvature=False),
+    "entropy": Score(formulas.entropy, curvature=False, features=False, classes=True),
+    "margin": Score(formulas.margin, curvature=False, features=False, classes=True),
+    "leverage": Score(formulas.leverage),
+    "gls_trace": Score(lambda batch: batch.blocks.trace()),
+    "gls_frobenius": Score(lambda batch: batch.blocks.frobenius()),
+    "gls_spectral": Score(lambda batch: batch.blocks.spectral()),
+    "gls_trace_logit": Score(lambda batch: batch.blocks.trace(logit=True), ranks=False),
+    "gls_frobenius_logit": Score(lambda batch: batch.blocks.frobenius(logit=True), ranks=False),
+    "gls_spectral_logit": Score(lambda batch: batch.blocks.spectral(logit=True), ranks=False),
+    "influence": Score(formulas.influence),
+    "newton": Score(formulas.newton),
+    "loo_gap": Score(formulas.loo_gap),
+    "left_out": Score(fusion.left_out, source="others", curvature=False, features=False),
+    "trace": Score(attrgetter("roots"), source="trace", curvature=False, features=False),
+    "lt_iqr": Score(attrgetter("iqr"), source="trace", curvature=False, features=False, ranks=False),
+    "relatives": Score(attrgetter("variants"), source="relatives", curvature=False, features=False),
+    "out_of_bag": Score(attrgetter("bag"), source="bag", curvature=False, features=False),
+    "fused": Score(fusion.fused, source="fused", curvature=False, features=False),
+    "predicted_success": Score(attrgetter("success"), source="theory"),
+    "predicted_auc": Score(lambda prediction: prediction.curve.auc(), source="theory"),
+    "predicted_tpr": Score(lambda prediction: prediction.curve.tpr(0.01), source="theory"),
+    "predicted_tpr_low": Score(lambda prediction: prediction.curve.tpr(0.001), source="theory"),
+    "lood_kl": Score(attrgetter("kl"), source="process", curvature=False, features=False),
+    "lood_mean": Score(attrgetter("mean"), source="process", curvature=False, features=False),
+}
 
 VIEWS = ("others", "trace", "relatives", "bag")  # sources that tell what the model would say without a record
-CATALOGUE = {score.name: score for score in _SCORES}
 OF_BATCH = tuple(name for name, score in CATALOGUE.items() if score.source == "head")  # networks have them too
 
 

@@ -1,10 +1,9 @@
-"""One function a column, named as it: from a record's outputs, its target and its leverage block, for heads and for
-networks; and from a Gaussian process. A score is higher for a more exposed record."""
+"""Scores from a record's outputs, its target and its leverage block, for heads and for networks: a function each, named
+as its column. A score is higher for a more exposed record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -18,9 +17,10 @@ SAFETY = 10.0  # times the estimated rounding error
 
 @dataclass(frozen=True)
 class ScoreBatch:
-    """N groups of s records with all that a score may look at; blocks, of their W and weights, and gradient norms (N,)
-    are made when first asked for. `make_drift` gives the change of the outputs by the step that a head still has to
-    take to its optimum, None for one at it. `solved` are exact steps that go before those of the blocks."""
+    """N groups of s records with all that a score may look at; blocks, of their W and weights, and norms (N,) of the
+    gradient by the parameters, bias included, are made when asked for. `make_drift` gives the change of the outputs by
+    the step that a head still has to take to its optimum, None for one at it. `solved` are exact steps that go before
+    those of the blocks."""
 
     outputs: torch.Tensor
     targets: torch.Tensor
@@ -83,11 +83,6 @@ def loss(batch: ScoreBatch) -> torch.Tensor:
     return batch.loss.value(batch.outputs, batch.targets).sum(1)
 
 
-def gradient_norm(batch: ScoreBatch) -> torch.Tensor:
-    """‖∇ℓ‖ with respect to the parameters, bias included: ‖x‖·‖g‖ for one record of a head."""
-    return batch.make_gradient_norm()
-
-
 def entropy(batch: ScoreBatch) -> torch.Tensor:
     """−Σ p log p of the prediction, summed over a group's records."""
     return batch.loss.entropy(batch.outputs).sum(1)
@@ -100,37 +95,7 @@ def margin(batch: ScoreBatch) -> torch.Tensor:
 
 def leverage(batch: ScoreBatch) -> torch.Tensor:
     """trace(W B)/r, in [0, 1] for one record; a group's is summed over its records, and lies in [0, records]."""
-    return (gls_trace(batch) / batch.loss.degrees).clamp(0.0, batch.outputs.shape[1])
-
-
-def gls_trace(batch: ScoreBatch) -> torch.Tensor:
-    """trace(W B)."""
-    return batch.blocks.trace()
-
-
-def gls_frobenius(batch: ScoreBatch) -> torch.Tensor:
-    """‖W B‖_F."""
-    return batch.blocks.frobenius()
-
-
-def gls_spectral(batch: ScoreBatch) -> torch.Tensor:
-    """‖W B‖₂."""
-    return batch.blocks.spectral()
-
-
-def gls_trace_logit(batch: ScoreBatch) -> torch.Tensor:
-    """trace of ∂f/∂y."""
-    return batch.blocks.trace(logit=True)
-
-
-def gls_frobenius_logit(batch: ScoreBatch) -> torch.Tensor:
-    """‖∂f/∂y‖_F."""
-    return batch.blocks.frobenius(logit=True)
-
-
-def gls_spectral_logit(batch: ScoreBatch) -> torch.Tensor:
-    """‖∂f/∂y‖₂."""
-    return batch.blocks.spectral(logit=True)
+    return (batch.blocks.trace() / batch.loss.degrees).clamp(0.0, batch.outputs.shape[1])
 
 
 def influence(batch: ScoreBatch) -> torch.Tensor:
@@ -146,13 +111,3 @@ def newton(batch: ScoreBatch) -> torch.Tensor:
 def loo_gap(batch: ScoreBatch) -> torch.Tensor:
     """ℓ(f + step) − ℓ(f): exact for squared loss, at the Newton step otherwise; summed over a group's records."""
     return batch.loss.gap(batch.outputs, batch.targets, batch.left_out.step).sum(1)
-
-
-def lood_kl(process: Any) -> torch.Tensor:
-    """KL(f without ‖ f with) at the record's own input, under a kernel that has not seen the trained model."""
-    return process.kl
-
-
-def lood_mean(process: Any) -> torch.Tensor:
-    """½‖mean without − mean with‖², summed over outputs."""
-    return process.mean

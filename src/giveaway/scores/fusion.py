@@ -23,8 +23,8 @@ class Views:
     head_is_exact : whether the head's features were not learned, so that no view has anything to add to it.
     loss : of the finished model. records : how many records the rows hold in all.
     held_out_error : the model's mean squared error on records that it was not trained on.
-    roots, iqr : the trace's mean √loss, and its interquartile range.
-    variants, variants_weight : the loss on relatives, and what that counts.
+    roots, iqr : the mean over a trace's epochs of √loss, and the interquartile range of the losses (LT-IQR).
+    variants, variants_weight : the mean over variants of the normal scores of the loss on them, and what that counts.
     bag : the loss of what those parts of a bagged model say that never saw the row.
     """
 
@@ -85,7 +85,6 @@ class Views:
             counts["relatives"] = self.variants_weight
         if self.roots is None:
             return counts
-        assert self.loss is not None
         finished, own = sum(counts[name] * self.scores[name] for name in counts), self.share_of_its_own
         spread = float(np.std(finished))
         if spread <= ROUNDING * sum(counts.values()):  # views that contradict each other everywhere say nothing
@@ -124,26 +123,6 @@ def left_out(views: Views) -> np.ndarray:
     """‖error without it‖² · leverage^(1 − M): the squared error that the record itself takes away."""
     assert views.error_without is not None
     return views._taken_away(views.error_without)
-
-
-def trace(views: Views) -> np.ndarray | None:
-    """The mean over epochs of √loss, as training saw the record."""
-    return views.roots
-
-
-def lt_iqr(views: Views) -> np.ndarray | None:
-    """The interquartile range over epochs of the losses in a trace (LT-IQR)."""
-    return views.iqr
-
-
-def relatives(views: Views) -> np.ndarray | None:
-    """The mean over variants of the record, such as its mirror image, of the normal scores of the loss on them."""
-    return views.variants
-
-
-def out_of_bag(views: Views) -> np.ndarray | None:
-    """The loss of what those trees of a bagged model say that never saw the record."""
-    return views.bag
 
 
 def fused(views: Views) -> np.ndarray:

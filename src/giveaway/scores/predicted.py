@@ -13,7 +13,6 @@ from giveaway.scores.formulas import ScoreBatch, leverage
 from giveaway.theory.random_design import random_design
 from giveaway.theory.tradeoff import TradeOff, best_success, two_normals
 
-FPR = (0.01, 0.001)
 LARGEST_LEVERAGE = 1.0 - 1e-8
 LIKE = 50  # records of like exposure, at least, that are averaged
 SUREST = 0.1
@@ -23,30 +22,10 @@ LEAST_SPREAD = 1e-150  # of φ, where float64 has lost it: such a record's own g
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """For every record: balanced success of the best test, and its curve, read where a column asks for it."""
+    """For every record: success (TPR + 1 − FPR)/2 of the best test, and its curve, read where a column asks for it."""
 
     success: np.ndarray
     curve: TradeOff
-
-
-def predicted_success(prediction: Prediction) -> np.ndarray:
-    """(TPR + 1 − FPR)/2 of the best test of this record."""
-    return prediction.success
-
-
-def predicted_auc(prediction: Prediction) -> np.ndarray:
-    """Its area under the ROC curve."""
-    return prediction.curve.auc()
-
-
-def predicted_tpr(prediction: Prediction) -> np.ndarray:
-    """Its true-positive rate at 1 % false positives."""
-    return prediction.curve.tpr(FPR[0])
-
-
-def predicted_tpr_low(prediction: Prediction) -> np.ndarray:
-    """Its true-positive rate at 0.1 % false positives."""
-    return prediction.curve.tpr(FPR[1])
 
 
 def exists_for(head: Head) -> bool:
@@ -78,8 +57,7 @@ def predict(head: Head, parts: np.ndarray) -> Prediction:
         inside, outside = np.maximum(inside, LEAST_SPREAD), np.maximum(outside, LEAST_SPREAD)
         return Prediction(best_success(gap, inside, outside), two_normals(gap, inside, outside))
     h, residual, _ = parts
-    used = float(h.sum())
-    freedom = max(head.n - used, 1.0)
+    freedom = max(head.n - float(h.sum()), 1.0)
     variance = max(float(residual @ residual) / (head.m * freedom), np.finfo(np.float64).tiny)
     # h with the intercept's 1/n: the mean of the others is estimated too, and the record moves it as it moves the rest
     own = np.clip(h, 0.0, LARGEST_LEVERAGE)
