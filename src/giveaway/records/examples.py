@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from giveaway.checks import MOST_LETTERS, InputError, as_tensor, check_choice, check_finite, check_shape, fail
-from giveaway.records.rows import LazyRows
+from giveaway.records.rows import LazyRows, Rows
 from giveaway.storage.arrays import to_numpy
 
 LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
@@ -128,9 +128,7 @@ def infer_loss(targets: Any, outputs: Any) -> str:
     raise fail("loss", expected, got, "say which: loss='squared', 'cross_entropy' or 'binary_cross_entropy'")
 
 
-def check_targets(
-    y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str, *, one_class: bool = False
-) -> torch.Tensor:
+def check_targets(y: torch.Tensor, outputs: Rows, loss: str, *, one_class: bool = False) -> torch.Tensor:
     """Return class indices (n,) int64, or floats (n, m); refuse labels that are all the same unless `one_class`."""
     check_choice("loss", loss, LOSSES)
     n, m = outputs.shape

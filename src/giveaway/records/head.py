@@ -13,8 +13,8 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, check_names, check_penalty, check_shape, fail, rows_at_a_time
 from giveaway.records.examples import check_class_names, check_inputs, check_targets, saveable
-from giveaway.records.rows import LazyRows, LinearRows, as_float_rows, placed
-from giveaway.records.witnesses import WITNESSES, Rows, arrays_of_witnesses, check_logarithms, witnesses_in
+from giveaway.records.rows import LazyRows, LinearRows, Rows, as_float_rows, placed
+from giveaway.records.witnesses import WITNESSES, arrays_of_witnesses, check_logarithms, witnesses_in
 from giveaway.storage.arrays import read_arrays, write_archive
 from giveaway.storage.files import write_atomically
 
@@ -130,7 +130,7 @@ class Head:
         outputs = as_float_rows("outputs", self.outputs)
         if self.features is None:
             check_shape("outputs", outputs, (None, None), "(records, outputs)")
-            features: torch.Tensor | LazyRows = torch.empty(len(outputs), 0, dtype=torch.float64, device=outputs.device)
+            features: Rows = torch.empty(len(outputs), 0, dtype=torch.float64, device=outputs.device)
             set_field("intercept", False)
         else:
             features = as_float_rows("features", self.features)

@@ -5,7 +5,7 @@ import math
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -76,6 +76,9 @@ class LazyRows(ABC):
         return f"{type(self).__name__}{self.shape} of {str(self.dtype).removeprefix('torch.')} on {self.device}"
 
 
+Rows: TypeAlias = torch.Tensor | LazyRows
+
+
 class FileRows(LazyRows):
     """Memory maps, one below the other, whose pages are released once they are read; BFLOAT16 comes as float32."""
 
@@ -127,9 +130,7 @@ class LinearRows(LazyRows):
     checked_when_read = True
     identity = "features @ weight.T + bias"  # which are digested themselves, and tell heads apart
 
-    def __init__(
-        self, features: torch.Tensor | LazyRows, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, features: Rows, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.features = features
         self.weight = weight.to(features.device, torch.float64)
         self.bias = None if bias is None else bias.to(features.device, torch.float64)
@@ -138,10 +139,10 @@ class LinearRows(LazyRows):
     def to(self, device: torch.device | str) -> "LinearRows":
         return self.over(self.features.to(device))
 
-    def over(self, features: torch.Tensor | LazyRows) -> "LinearRows":
+    def over(self, features: Rows) -> "LinearRows":
         return LinearRows(features, self.weight, self.bias)
 
-    def reads(self, features: torch.Tensor | LazyRows) -> bool:
+    def reads(self, features: Rows) -> bool:
         """Whether the outputs are computed from these very features."""
         mine = self.features
         if isinstance(mine, torch.Tensor) and isinstance(features, torch.Tensor):
@@ -149,7 +150,7 @@ class LinearRows(LazyRows):
             return next(layouts) == next(layouts)
         return mine is features
 
-    def comes_from(self, features: torch.Tensor | LazyRows, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    def comes_from(self, features: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """Whether the outputs are those of this layer on these very features."""
         zero = self.weight.new_zeros(len(self.weight))
         mine, other = (zero if value is None else value.to(zero) for value in (self.bias, bias))
@@ -167,9 +168,7 @@ class LinearRows(LazyRows):
         return self.of(self.features[which if isinstance(which, slice) else which.to(self.device)], which)
 
 
-def linear_outputs(
-    features: torch.Tensor | LazyRows, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor | LinearRows:
+def linear_outputs(features: Rows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | LinearRows:
     """Return features @ weight.T + bias in float64, (n, m); large outputs are computed only as they are read."""
     check_shape("features", features, (None, None), "(records, features)")
     check_shape("weight", weight, (None, features.shape[1]), f"(outputs, {features.shape[1]}), a column a feature")
@@ -197,7 +196,7 @@ def _release(array: np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def as_float_rows(argument: str, value: Any) -> torch.Tensor | LazyRows:
+def as_float_rows(argument: str, value: Any) -> Rows:
     """Return `value` as a tensor of floats that shares its memory where possible; a large memory map as lazy rows."""
     if isinstance(value, LazyRows):
         return value
@@ -224,7 +223,7 @@ def _bfloat16(bits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(bits.view("<i2")).view(torch.bfloat16)
 
 
-def placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) -> torch.Tensor | LazyRows:
+def placed(rows: Rows, device: torch.device, room: float) -> Rows:
     """Return `rows` for use on `device`: held there if they take at most `room` bytes, else read window by window."""
     if isinstance(rows, HostRows):
         rows = rows.tensor

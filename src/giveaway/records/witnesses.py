@@ -5,15 +5,13 @@ the part of a bagged model that never saw the record (out of bag).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from giveaway.checks import as_tensor, check_finite, check_shape, errors_about, fail, rows_at_a_time
 from giveaway.records.examples import check_targets
-from giveaway.records.rows import LazyRows, as_float_rows
-
-Rows: TypeAlias = torch.Tensor | LazyRows
+from giveaway.records.rows import Rows, as_float_rows
 
 LOGARITHMS = "np.log(np.clip(p, 1e-12, None))"  # of probabilities p
 HELD_OUT = ("held_out_outputs", "held_out_targets")  # keys of files

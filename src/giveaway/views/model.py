@@ -13,7 +13,7 @@ from giveaway.gp.distinguishability import Divergence, Process, divergence
 from giveaway.gp.ridge import rows_of_people
 from giveaway.records import Head
 from giveaway.records.examples import CHANNELS, as_numbers
-from giveaway.records.rows import LazyRows
+from giveaway.records.rows import Rows
 from giveaway.records.texts import Texts
 from giveaway.scores.predicted import phi_of as phi_of_logits
 from giveaway.text import OnStage, quiet
@@ -34,7 +34,7 @@ class Said(NamedTuple):
         return math.fsum(self.squares) / len(self.losses)  # in any order of rows, the same sum
 
 
-def said_of(head: Head, outputs: torch.Tensor | LazyRows | None = None, targets: torch.Tensor | None = None) -> Said:
+def said_of(head: Head, outputs: Rows | None = None, targets: torch.Tensor | None = None) -> Said:
     """Return what these outputs say of these targets; by default the head's own of its own."""
     outputs, targets = head.outputs if outputs is None else outputs, head.targets if targets is None else targets
     loss, losses, errors = loss_of(head), [], []
@@ -47,7 +47,7 @@ def said_of(head: Head, outputs: torch.Tensor | LazyRows | None = None, targets:
     return Said(torch.cat(losses).cpu().numpy(), torch.cat(errors))
 
 
-def phi_of(outputs: torch.Tensor | LazyRows, classes: torch.Tensor) -> np.ndarray:
+def phi_of(outputs: Rows, classes: torch.Tensor) -> np.ndarray:
     """Return φ = log(p_y / (1 − p_y)) of each row; outputs (n, 1) are of class 1 against 0."""
     blocks = (slice(start, start + ROWS_PER_CHECK) for start in range(0, len(classes), ROWS_PER_CHECK))
     pairs = ((outputs[rows].to(torch.float64).cpu().numpy(), classes[rows].cpu().numpy()) for rows in blocks)

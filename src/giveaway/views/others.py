@@ -16,7 +16,7 @@ from giveaway.checks import InputError, as_tensor, fail
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.reasons import OwnTerms
-from giveaway.records.rows import LazyRows
+from giveaway.records.rows import Rows
 from giveaway.scores.fusion import Views
 from giveaway.scores.predicted import Prediction, calibrated_phi, predict_from_views
 from giveaway.text import OnStage, quiet
@@ -167,7 +167,7 @@ class OthersView:
         clauses = own_terms(self._head, rows, self._near, self._described["view"], classes, said)
         return OwnTerms(rows, *(np.array(part, dtype=str) for part in zip(*clauses, strict=True)))
 
-    def predict(self, exposure: np.ndarray, outputs: torch.Tensor | LazyRows) -> Prediction | None:
+    def predict(self, exposure: np.ndarray, outputs: Rows) -> Prediction | None:
         """Predict attack success from both views; None for values, and where the head's own theory is exact."""
         head = self._head
         if self._seen.head_is_exact or not has_one_class(head):

@@ -7,7 +7,7 @@ import torch
 
 from giveaway.checks import ROWS_PER_CHECK, as_tensor, fail, rows_at_a_time
 from giveaway.gp.ridge import column_scale
-from giveaway.records.rows import LazyRows
+from giveaway.records.rows import Rows
 from giveaway.views.left_out import RecordFeatures
 
 LEVELS = 256  # of a category that get a column; the rarer ones have none
@@ -34,7 +34,7 @@ def table_features(inputs: Any) -> tuple[dict[str, Any], RecordFeatures]:
     return described, RecordFeatures(len(numbers), of, BLOCK)
 
 
-def column_scaling(rows: torch.Tensor | LazyRows) -> tuple[torch.Tensor, torch.Tensor]:
+def column_scaling(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the columns' means and 1 / deviation (0 for constant ones) in one pass, blocks merged as Chan does."""
     mean = squares = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     size = rows_at_a_time(rows)
