@@ -31,9 +31,8 @@ class DenseCurvature:
     def __init__(self, head: Head, execution: Execution = HERE) -> None:
         processes, checkpoint = execution.processes, execution.checkpoint
         self._r = head.m - 1 if loss_of(head).coupled else 1  # rows of an inverted matrix a feature
-        got = f"{head.width * self._r} coupled parameters"
         remedy = "take curvature=Sketch(), a machine with more memory, or a head with fewer features or classes"
-        self._begin(head, dense_bytes(head), got, remedy)
+        self._begin(head, dense_bytes(head), f"{head.width * self._r} coupled parameters", remedy)
         self.sums = PairTiles(head.width, self.loss.pairs, head.device)
         earlier, first = checkpoint.load(SAVED_SUMS), 0
         if earlier is not None:
@@ -55,19 +54,13 @@ class DenseCurvature:
             places = _unpacking(self._r, head.device).diagonal()
             self.diagonals = self.diagonals[places].mean(0, keepdim=True)
         self.penalized = (torch.arange(head.width, device=head.device) < head.penalized).to(torch.float64)
-        self._factor(head.l2)
+        self._factor()
 
     def _begin(self, head: Head, needed: int, got: str, remedy: str) -> None:
         check_memory("head", needed, what="a dense curvature", got=got, remedy=remedy, device=head.device)
-        self.loss = loss_of(head)
+        self.loss, self.l2 = loss_of(head), head.l2
         self.size = head.width * self.loss.degrees
         self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
-
-    @property
-    def loses_digits(self) -> bool:
-        """Whether rounding may have changed more than LOST of what the inverse says, or directions were cut."""
-        cut = any(inverse.method != "cholesky" for inverse in self.inverses)
-        return cut or EPS * max(inverse.norm for inverse in self.inverses) > LOST
 
     @property
     def report(self) -> dict[str, Any]:
@@ -127,9 +120,8 @@ class DenseCurvature:
         parts = zip(self.inverses, scales, v.chunk(len(self.inverses), 1), strict=True)
         return torch.cat([inverse.full @ (part / scale) / scale for inverse, scale, part in parts], 1)
 
-    def _factor(self, l2: float) -> None:
-        self.l2 = l2
-        self.scales = (self.diagonals + l2 * self.penalized).sqrt()
+    def _factor(self) -> None:
+        self.scales = (self.diagonals + self.l2 * self.penalized).sqrt()
         self.scales[self.scales == 0] = torch.inf
         self.inverses: list[Inverse] = []
         self.forms = PairTiles(self.sums.d, self.sums.p, self.scales.device)
@@ -194,8 +186,6 @@ class OrthogonalCurvature(DenseCurvature):
     """The same of a penalized head by orthogonal factors of its records, which keep the digits of 1 − h where leverages
     lie near 1: few records, or features that nearly repeat others."""
 
-    loses_digits = False
-
     def __init__(self, head: Head, execution: Execution = HERE) -> None:
         got = f"{head.n} records of {head.width} features"
         self._begin(head, orthogonal_bytes(head), got, "take curvature=Sketch(), or a machine with more memory")
@@ -222,12 +212,12 @@ class OrthogonalCurvature(DenseCurvature):
             self._roots = [curvature.root_transposed(contrast, -1).mT * weight.sqrt()]
         else:
             self._roots = list((weight * curvature.weights).sqrt().split(1, 2))[: 1 if self.loss.shared else None]
-        self._factor(head.l2)
+        self._factor()
 
-    def _factor(self, l2: float) -> None:
-        self.l2, size = l2, self.x.shape[1] * self._seen.shape[1]
+    def _factor(self) -> None:
+        size = self.x.shape[1] * self._seen.shape[1]
         each = torch.einsum("nd,cr->ncdr", self.x, self._seen).reshape(-1, size)
-        penalty = torch.diag((l2 * self.penalized).sqrt().repeat_interleave(self._seen.shape[1]))
+        penalty = torch.diag((self.l2 * self.penalized).sqrt().repeat_interleave(self._seen.shape[1]))
         self.factors, self.y, self.u, self.norm, self.condition, self._idle = [], [], [], 0.0, 0.0, 0
         for root in self._roots:
             a = torch.einsum("nd,ncr->ncdr", self.x, root).reshape(-1, size)
@@ -303,11 +293,12 @@ def orthogonal_bytes(head: Head) -> int:
 
 
 def keeps_digits(head: Head, curvature: DenseCurvature, available: int) -> bool:
-    """Whether `curvature` may have lost digits to rounding that orthogonal factors would keep, within `available`
-    bytes and MOST_OPERATIONS."""
+    """Whether `curvature` cut directions, or lost more than LOST of what its inverse says to rounding, which orthogonal
+    factors would keep, within `available` bytes and MOST_OPERATIONS."""
     coupled = head.m if loss_of(head).coupled else 1
     affordable = orthogonal_bytes(head) <= available and coupled**3 * head.n**2 * head.width <= MOST_OPERATIONS
-    return head.l2 > 0 and curvature.loses_digits and affordable
+    lost = any(one.method != "cholesky" or EPS * one.norm > LOST for one in curvature.inverses)
+    return head.l2 > 0 and lost and affordable
 
 
 def _unpacking(r: int, device: torch.device) -> torch.Tensor:
