@@ -29,6 +29,7 @@ OWN_TOLERANCE, ROUGH_TOLERANCE = 1e-5, 3e-4  # the latter where residuals have s
 LARGEST_STEP = 0.25 / (1.0 - CAP)  # of what leaving out does over its first order: beyond it an eigenvalue was capped
 
 Tensors = dict[str, torch.Tensor]
+Part = Callable[[str, Callable[[], Tensors]], Tensors]
 
 
 class CheckpointedParts:
@@ -52,12 +53,7 @@ class CheckpointedParts:
         return tensors
 
 
-def solve_probes(
-    z: torch.Tensor,
-    at_once: int,
-    solve: Callable[[slice], Tensors],
-    part: Callable[[str, Callable[[], Tensors]], Tensors],
-) -> list[Tensors]:
+def solve_probes(z: torch.Tensor, at_once: int, solve: Callable[[slice], Tensors], part: Part) -> list[Tensors]:
     """Fill z (..., q) with `solve(probes)["z"]`, `at_once` probes after others, by way of `part`; return the rest."""
     solved = []
     for start in range(0, z.shape[-1], at_once):
@@ -273,12 +269,7 @@ def exact_steps(
     products, loss = curvature.products, curvature.loss
     n, s, _ = gradient.shape
     x = window.rows(torch.float64, products.width).view(n, s, -1)
-    of_outputs = loss.curvature(window.outputs.to(torch.float64).view(n, s, -1))
-    weight = window.weights.view(n, s, 1)
-
-    def curve(v: torch.Tensor) -> torch.Tensor:
-        return weight * of_outputs.curve(of_outputs.contrast(v, -1), -1)
-
+    outputs, weight = window.outputs.to(torch.float64).view(n, s, -1), window.weights.view(n, s, 1)
     first = torch.einsum("nsd,nsm->dmn", x, weight * gradient)
     padding = products.width - window.width
     second = first if total is None else first - torch.nn.functional.pad(total, (0, 0, 0, padding)).unsqueeze(2)
@@ -289,8 +280,8 @@ def exact_steps(
     def apply(v: torch.Tensor, precision: Precision) -> torch.Tensor:
         """H v, less the groups' own terms in their second columns; v is (D, k, columns)."""
         result = products.apply(v.to(precision.dtype), precision).to(v.dtype)
-        outputs = torch.einsum("nsd,dmn->nsm", x, v.view(right.shape)[:, :, 1].to(torch.float64))
-        own = torch.einsum("nsd,nsm->dmn", x, CAP * curve(outputs))
+        moved = torch.einsum("nsd,dmn->nsm", x, v.view(right.shape)[:, :, 1].to(torch.float64))
+        own = torch.einsum("nsd,nsm->dmn", x, CAP * (weight * loss.curve(outputs, moved)))
         result.view(right.shape)[:, :, 1] -= own.to(v.dtype)
         return result
 
@@ -305,7 +296,7 @@ def exact_steps(
         allow_unconverged=True,
     )
     image, step = torch.einsum("nsd,dmcn->cnsm", x, solution.x.view(right.shape).to(x.dtype))
-    norms = ((v * curve(v)).sum((1, 2)).clamp_min(0.0).sqrt() for v in (step, image))
+    norms = ((v * (weight * loss.curve(outputs, v))).sum((1, 2)).clamp_min(0.0).sqrt() for v in (step, image))
     capped = next(norms) > LARGEST_STEP * next(norms)
     if drift is not None:
         step = step + torch.einsum("nsd,dm->nsm", x[..., : len(drift)], drift)
