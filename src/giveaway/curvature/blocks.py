@@ -132,8 +132,7 @@ class MatrixBlocks:
         return LeaveOutStep(self._unfolded(moved), self._each(capped).any(0), top)
 
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
-        u = self._folded(v)
-        squares = self._right.root_transposed(self._right.contrast(u, -2), -2).square().sum(1)
+        squares = self._right.root_transposed(self._right.contrast(self._folded(v), -2), -2).square().sum(1)
         return self._each((self.weight * squares).sum(0)).sum(0)
 
     def top_leverage(self) -> torch.Tensor:
@@ -194,8 +193,8 @@ class FactoredBlocks:
         large. It is never below what the trace says of it."""
         left, right, scale = self._factors(logit)
         half = left.shape[2] // 2
-        (a, c), (b, d) = (part[:, :, : 2 * half].split(half, 2) for part in (left, right))
-        one, other = (a @ b.mT, c @ d.mT) if left.shape[1] <= half else (a.mT @ c, b.mT @ d)
+        (a, b), (c, d) = (part[:, :, : 2 * half].split(half, 2) for part in (left, right))
+        one, other = (a @ c.mT, b @ d.mT) if left.shape[1] <= half else (a.mT @ b, c.mT @ d)
         norm = (one * other).sum((1, 2), dtype=torch.float64).clamp_min(0.0).sqrt()
         return (scale * (left.shape[2] / half) * norm).maximum(self._mean_leverage(logit) * self._rank**0.5)
 

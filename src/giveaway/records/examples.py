@@ -15,12 +15,12 @@ CHANNELS = (1, 3, 4)
 TEXT_BYTES = 2**31  # strings are saved as wide as the longest of them, up to this size in all
 
 
-def as_numbers(inputs: np.ndarray, argument: str = "inputs") -> np.ndarray:
+def as_numbers(inputs: np.ndarray) -> np.ndarray:
     """Return inputs as float64, images with their channels first."""
     if inputs.dtype.kind not in "fiub":
-        got, remedy = f"dtype {inputs.dtype}", "embed them, and pass the vectors"
-        raise fail(argument, "images or a matrix of numbers", got, remedy)
-    images = _as_images(inputs, argument)
+        remedy = "embed them, and pass the vectors"
+        raise fail("inputs", "images or a matrix of numbers", f"dtype {inputs.dtype}", remedy)
+    images = _as_images(inputs)
     return inputs.astype(np.float64) if images is None else np.ascontiguousarray(images) / 255.0
 
 
@@ -30,11 +30,11 @@ def as_records(inputs: np.ndarray) -> Any:
         raise fail("inputs", "images, numbers or strings", f"dtype {inputs.dtype}", "convert them to numbers or str")
     if inputs.dtype.kind == "U" and inputs.ndim == 1:
         return inputs.tolist()
-    images = _as_images(inputs, "inputs")
+    images = _as_images(inputs)
     return inputs if images is None else images
 
 
-def _as_images(inputs: np.ndarray, argument: str) -> np.ndarray | None:
+def _as_images(inputs: np.ndarray) -> np.ndarray | None:
     """Return bytes of three or four axes as images with their channels first; None for everything else."""
     if inputs.dtype != np.uint8 or inputs.ndim not in (3, 4):
         return None
@@ -44,8 +44,8 @@ def _as_images(inputs: np.ndarray, argument: str) -> np.ndarray | None:
         return inputs.transpose(0, 3, 1, 2)
     if inputs.shape[1] in CHANNELS:
         return inputs
-    expected, got = "images with 1, 3 or 4 channels, last or first", f"shape {inputs.shape}"
-    raise fail(argument, expected, got, "pass floats if they are no images")
+    expected = "images with 1, 3 or 4 channels, last or first"
+    raise fail("inputs", expected, f"shape {inputs.shape}", "pass floats if they are no images")
 
 
 def check_inputs(value: Any, n: int) -> Any:

@@ -287,8 +287,7 @@ class Head:
         arrays["inputs"] = None if self.inputs is None else saveable(self.inputs)
         arrays |= arrays_of_witnesses(self)
         told = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "rows_proved_by", "model", "class_names")
-        options = {name: getattr(self, name) for name in told}
-        arrays["options"] = np.array(json.dumps(options))
+        arrays["options"] = np.array(json.dumps({name: getattr(self, name) for name in told}))
         saved = {name: value for name, value in arrays.items() if value is not None}
         write_atomically(path, lambda stream: write_archive(stream, saved))
 
@@ -330,8 +329,7 @@ class Head:
             return
         m, d = self.m, self.features.shape[1]
         weight = as_tensor("weight", self.weight)
-        if weight.ndim == 1:
-            weight = weight.unsqueeze(0)
+        weight = weight.unsqueeze(0) if weight.ndim == 1 else weight
         check_shape("weight", weight, (m, d), f"({m}, {d}), outputs by features")
         check_finite("weight", weight)
         object.__setattr__(self, "weight", weight)

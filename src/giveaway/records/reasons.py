@@ -66,10 +66,8 @@ def why(
     told = [[clause for clause in clauses if clause] for clauses in zip(*parts, strict=True)]
     told = [found or place for found, place in zip(told, _fit(table, rows), strict=True)]
     if nearest and "nearest" in table.attributes:
-        told = [
-            [*found, *([f"nearest: {ids}"] * bool(ids))]
-            for found, ids in zip(told, table["nearest"][rows], strict=True)
-        ]
+        for found, ids in zip(told, table["nearest"][rows], strict=True):
+            found += [f"nearest: {ids}"] if ids else []
     return [" ".join(f"{clause[0].upper()}{clause[1:]}." for clause in found) or NOTHING for found in told]
 
 

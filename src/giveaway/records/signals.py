@@ -191,8 +191,7 @@ class Signals:
 
 def stage_digests(folder: MarkedFolder, digests: RowDigests) -> dict[str, Any]:
     """Write digests without their key for the next commit of a folder; return what signals.json says of them."""
-    columns = np.array(list(digests.of.values()))
-    folder.stage(DIGESTS, partial(np.save, arr=columns, allow_pickle=False))
+    folder.stage(DIGESTS, partial(np.save, arr=np.array(list(digests.of.values())), allow_pickle=False))
     return {"digests": {"keyed_by": digests.keyed_by, "kinds": list(digests.of)}}
 
 

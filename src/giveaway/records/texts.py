@@ -56,9 +56,8 @@ class Texts:
         starts = np.asarray(self.starts)
         if starts.ndim != 1 or len(starts) < 3 or starts[0] != 0 or not (np.diff(starts) > 0).all():
             expected = "where each of at least 2 documents begins and ends, from 0, each with a token"
-            raise fail(
-                "starts", expected, f"{starts.size} numbers", "leave out documents of which nothing is predicted"
-            )
+            remedy = "leave out documents of which nothing is predicted"
+            raise fail("starts", expected, f"{starts.size} numbers", remedy)
         set_field("starts", starts.astype(np.int64))
         for name in self._of_tokens:
             values = np.asarray(getattr(self, name))

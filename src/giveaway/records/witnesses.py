@@ -90,8 +90,7 @@ def check_logarithms(outputs: Rows, loss: str, argument: str = "outputs") -> Non
 
 def arrays_of_witnesses(head: Any) -> dict[str, Any]:
     """Return the witnesses of a head as arrays under the keys that files have for them; only those that are there."""
-    variants = head.relatives or {}
-    arrays = {ALONE if name == ALONE else PREFIX + name: rows for name, rows in variants.items()}
+    arrays = {ALONE if name == ALONE else PREFIX + name: rows for name, rows in (head.relatives or {}).items()}
     if head.held_out is not None:
         arrays |= dict(zip(HELD_OUT, head.held_out, strict=True))
     return arrays if head.out_of_bag is None else arrays | {"out_of_bag": head.out_of_bag}

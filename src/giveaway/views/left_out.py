@@ -332,11 +332,10 @@ def _some(
     if not members:
         chosen = _drawn(n, CHOSEN_ON).to(rows.device)
         return rows[chosen], targets[chosen], ()
-    generator = torch.Generator().manual_seed(SEED)
     sizes = torch.cat([torch.full((len(groups),), groups.shape[1]) for groups in members])
     taken = torch.zeros(len(sizes), dtype=torch.bool)
     room = CHOSEN_ON
-    for group in torch.randperm(len(sizes), generator=generator).tolist():
+    for group in _drawn(len(sizes), len(sizes)).tolist():
         if sizes[group] <= room:
             taken[group] = True
             room -= int(sizes[group])

@@ -59,10 +59,9 @@ def features_of(inputs: Any, *, device: torch.device | str = "cpu") -> tuple[dic
     """
     if hasattr(inputs, "iloc") and inputs.ndim == 1:  # a column of a DataFrame
         inputs = np.asarray(inputs)
-    one_text = isinstance(inputs, str)
     rows = isinstance(inputs, Sequence) or (isinstance(inputs, np.ndarray) and inputs.ndim == 1)
     # judged by the first record: a list made an array would be as wide as its longest text
-    if one_text or (rows and len(inputs) > 0 and isinstance(inputs[0], str)):
+    if isinstance(inputs, str) or (rows and len(inputs) > 0 and isinstance(inputs[0], str)):
         return {"view": "text", "dimensions": DIMENSIONS}, text_features(inputs)
     array = inputs
     if not isinstance(inputs, torch.Tensor) and not hasattr(inputs, "iloc"):

@@ -78,9 +78,7 @@ class TableTerms:
         drawn = np.random.default_rng(0).permutation(n)[: max(NEAREST, min(SAMPLE, NUMBERS // width))]
         self._places = np.concatenate([rows, drawn])  # those to explain, and the sample
         parts = [_standardized(column_of(self._inputs, k)[self._places]) for k in range(width)]
-        self._number, self._level, self._weight, several = (
-            np.stack(part, axis=-1) for part in zip(*parts, strict=True)
-        )
+        self._number, self._level, self._weight, several = (np.stack(part, -1) for part in zip(*parts, strict=True))
         self._several = several > FEW_VALUES
         typical = [self._apart(len(rows) + place) for place in range(min(TYPICAL, len(drawn)))]
         self._typical = np.median(typical, axis=0)
