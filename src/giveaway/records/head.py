@@ -228,10 +228,8 @@ class Head:
             numbers = torch.arange(*which.indices(self.n), device=self.device)
         else:
             numbers = which.to(self.device)
-        weights = torch.ones_like(numbers, dtype=torch.float64)
-        if self.sample_weight is not None:
-            weights = self.sample_weight[which]
-        features = self.features[which]
+        given, features = self.sample_weight, self.features[which]
+        weights = torch.ones_like(numbers, dtype=torch.float64) if given is None else given[which]
         if isinstance(self.outputs, LinearRows) and self.outputs.reads(self.features):
             outputs = self.outputs.of(features, which)  # from features that are read once
         else:
