@@ -124,8 +124,7 @@ def _averages(length: int, cells: int) -> torch.Tensor:
 def as_images(images: Any) -> torch.Tensor:
     """Check images, and return them as (n, c, h, w)."""
     tensor = as_tensor("images", images)
-    if tensor.ndim == 3:
-        tensor = tensor.unsqueeze(1)
+    tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
     if tensor.shape[3] <= 4 < min(tensor.shape[1], tensor.shape[2]):
         remedy = "move the last axis: images.transpose(0, 3, 1, 2)"
         raise fail("images", "channels before height and width", f"shape {tuple(tensor.shape)}", remedy)

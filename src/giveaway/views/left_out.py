@@ -256,8 +256,8 @@ def left_out(
         check_finite("features", sample)
         scaling = scaling_of(sample, standardize=standardize, shares=features.shares)
         landmarks = scaling.apply(sample[: landmark_count(n)])
-        blocks, processes = landmark_features(features, landmarks, scaling), features.processes
-        ridge = leave_one_out_ridge(blocks, targets, groups=groups, standardize=False, processes=processes)
+        blocks = landmark_features(features, landmarks, scaling)
+        ridge = leave_one_out_ridge(blocks, targets, groups=groups, standardize=False, processes=features.processes)
         error, leverage = ridge.error, ridge.leverage
         report = {"method": "landmarks", "landmarks": len(landmarks), "l2": ridge.l2}
     report = {"kernel": "laplace", "length": scaling.length, **report, "left_out_error": _relative(error, targets)}

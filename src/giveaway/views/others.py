@@ -171,10 +171,9 @@ class OthersView:
         head = self._head
         if self._seen.head_is_exact or not has_one_class(head):
             return None
-        labels = head.targets.cpu().numpy()
         scores = (targets_of_head(head).cpu() - self._left_out.error).numpy()
         model = phi_of(outputs[: head.n], head.targets)
-        return predict_from_views(model, calibrated_phi(scores, labels), exposure)
+        return predict_from_views(model, calibrated_phi(scores, head.targets.cpu().numpy()), exposure)
 
     @property
     def kind(self) -> str:

@@ -29,8 +29,7 @@ def table_features(inputs: Any) -> tuple[dict[str, Any], RecordFeatures]:
             parts.append(torch.nn.functional.one_hot(level[rows].long(), levels + 1)[:, :levels].to(torch.float64))
         return torch.cat(parts, dim=1).float()
 
-    columns = numbers.shape[1] + len(categories)
-    described = {"view": "tabular", "columns": columns, "categorical": len(categories)}
+    described = {"view": "tabular", "columns": numbers.shape[1] + len(categories), "categorical": len(categories)}
     return described, RecordFeatures(len(numbers), of, BLOCK)
 
 
