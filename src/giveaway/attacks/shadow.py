@@ -102,13 +102,10 @@ def first_model(
 
 
 def _plan(training: Retraining, models: int, seed: int, population: int = 0) -> ShadowPlan:
-    total = training.known_records()
-    known = None if training.labels is None else np.split(training.labels, [total - population])
-    labels, others = (None, None) if known is None else known
-    named = training.plan_entries()
-    return plan_of_halves(
-        total - population, models, training.kind, named, seed, labels, population, others if population else None
-    )
+    records = training.known_records() - population
+    labels, others = (None, None) if training.labels is None else np.split(training.labels, [records])
+    of_population = (population, others if population else None)
+    return plan_of_halves(records, models, training.kind, training.plan_entries(), seed, labels, *of_population)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,8 +217,7 @@ def collect_shadows(
             wanted.remove(model.number)
             reason = model.reason
             if model.signals is not None:
-                unusable = _unusable(model.signals, plan.records + plan.population)
-                reason = unusable or store.put(model.number, model.signals, model.seconds)
+                reason = store.put(model.number, model.signals, model.seconds)
             if reason:
                 failures[model.number] = model._replace(reason=reason)
                 if len(missing) - len(wanted) == 1:
@@ -321,12 +317,6 @@ def _train_one(
         refused, trace = isinstance(error, InputError), traceback.format_exc()
         reason = str(error) if refused else raised_at(error)
         return TrainedModel(number, None, reason=reason, trace=trace, refused=refused)
-
-
-def _unusable(signals: np.ndarray, rows: int) -> str:
-    if signals.dtype.kind != "f" or signals.ndim == 0 or len(signals) != rows:
-        return f"predict gave {signals.dtype} of shape {signals.shape} where floats of {rows} rows were expected"
-    return "" if np.isfinite(signals).all() else "NaN or infinity in its signals"
 
 
 @contextmanager

@@ -200,6 +200,11 @@ class ShadowStore(ShadowFolder):
 
     def put(self, number: int, row: np.ndarray, seconds: float) -> str:
         """Store the signals of a finished model, and how long it took; return why they cannot be stored, else ""."""
+        rows = self.plan.records + self.plan.population
+        if row.dtype.kind != "f" or row.ndim == 0 or len(row) != rows:
+            return f"predict gave {row.dtype} of shape {row.shape} where floats of {rows} rows were expected"
+        if not np.isfinite(row).all():
+            return "NaN or infinity in its signals"
         if self._form is None:
             known = next((self._row(other) for other in self.finished()), row)
             self._form = (known.dtype, known.shape)
