@@ -72,8 +72,7 @@ def side_moments(models: Signals) -> np.ndarray:
     found = np.empty((3, 2, models.records))
     for rows in models.blocks():
         phi, members = models.statistic(rows).mean(axis=2, keepdims=True), models.members[:, rows]
-        for side, mask in enumerate((members, ~members)):
-            found[:, side, rows] = [column[:, 0] for column in moments(phi, mask)]
+        found[:, :, rows] = np.stack([moments(phi, mask) for mask in (members, ~members)], axis=1)[..., 0]
     return found
 
 

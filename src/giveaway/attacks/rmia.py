@@ -3,12 +3,11 @@ a factor γ and against what reference models expect? (docs/derivations.md)"""
 
 import numpy as np
 
-from giveaway.attacks.thresholds import AttackScores, check_out_references, check_same_records, mean_over_out
+from giveaway.attacks.thresholds import SMALLEST, AttackScores, check_out_references, check_same_records, mean_over_out
 from giveaway.checks import check_choice, check_number, check_positive, fail
 from giveaway.records import Signals
 
 MODES = ("online", "offline")
-SMALLEST = np.finfo(np.float64).tiny
 
 
 def rmia(
