@@ -113,8 +113,7 @@ def plan(
     if optimum != "assumed" and not head.linear:
         raise fail("optimum", '"assumed" for a black box', repr(optimum), "leave optimum out")
     if optimum == "corrected" and head.weight is None:
-        expected = 'a head with its weights for "corrected"'
-        raise fail("optimum", expected, "none", "pass weight= and bias= to Head")
+        raise fail("optimum", 'a head with its weights for "corrected"', "none", "pass weight= and bias= to Head")
     process = None
     if kernel is not None or any(CATALOGUE[name].source == "process" for name in names):
         process = ProcessView(head, kernel if isinstance(kernel, Process) else Process(kernel))

@@ -110,7 +110,7 @@ def audit(
         columns = {name: columns[name] for name in resolved.scores if name in columns}
         if optimum != "refit":  # what was said of records held out is of the model as it was
             meta["predicted_share"] = _predicted_share(head)
-    elif resolved.view is not None and (resolved.of_view or resolved.of_theory):
+    elif resolved.view is not None:
         resolved.view.assist(explained=bool(resolved.of_view) and resolved.unit == "record")
     if not columns:
         raise InputError(f"scores: {HELD_BACK}")
@@ -220,7 +220,7 @@ def _ask_views(
     """Add the columns of the views of each record, and of the Gaussian process; call classes by their names, and return
     what sets the first rows apart."""
     view, process, explained = resolved.view, resolved.process, None
-    if resolved.of_view or (view is not None and resolved.of_theory):
+    if resolved.of_view or view is not None:
         views = AllViews(head, view, resolved.trace, columns[resolved.beside_view], on_stage)
         columns |= {name: CATALOGUE[name].function(views.seen) for name in resolved.of_view}
         exposure = fused(views.seen)
@@ -233,7 +233,7 @@ def _ask_views(
             attributes |= views.attributes()
             explained = view if resolved.unit == "record" else None
             attributes |= {} if explained is None else explained.attributes(order)
-    if view is not None and (resolved.of_view or resolved.of_theory):
+    if view is not None:
         prediction = view.predict(exposure, head.outputs) if resolved.of_theory else None
         if prediction is not None and view.held_back:
             meta |= {"no_prediction": HELD_BACK, "predicted_by": None}
@@ -248,22 +248,18 @@ def _ask_views(
         columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
     for name in OF_CLASSES & attributes.keys():
         attributes[name] = _called(attributes[name], head.class_names)
-    if explained is None:
-        return None
-    return explained.own_terms(order, attributes.get("class"), attributes.get("others_say"))
+    said = attributes.get("class"), attributes.get("others_say")
+    return None if explained is None else explained.own_terms(order, *said)
 
 
 def _called(classes: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:
     """Return what numbers of classes are called, as numbers where all are; "" where none is known. Values stay."""
-    unknown = classes < 0
-    if classes.dtype.kind != "i" or (names is None and not unknown.any()):
+    if classes.dtype.kind != "i":
         return classes
-    if names is None:
-        return np.where(unknown, "", classes.astype(str))
-    known = np.array(names)
-    if not unknown.any() and all(WHOLE.fullmatch(name) for name in names):
-        known = known.astype(np.int64)
-    return np.where(unknown, "", known[classes]) if unknown.any() else known[classes]
+    unknown, called = classes < 0, classes if names is None else np.array(names)[classes]
+    if unknown.any():
+        return np.where(unknown, "", called.astype(str))
+    return called.astype(np.int64) if names and all(WHOLE.fullmatch(name) for name in names) else called
 
 
 def _predicted_share(head: Head) -> dict[str, Any] | None:
