@@ -149,7 +149,7 @@ def forecast(
     if resolved is None and cost.operations < QUICK:
         return cost
     views = []
-    if resolved is not None and resolved.view is not None and (resolved.of_view or resolved.of_theory):
+    if resolved is not None and resolved.view is not None:
         views.append(price_view(resolved.view.features, resolved.view.kind, head.device, head.groups is not None))
     if resolved is not None and resolved.process is not None and resolved.of_lood:
         views.append(price_process(resolved.process.process, resolved.process.inputs, head.device))
@@ -197,11 +197,10 @@ def price_view(features: RecordFeatures, kind: str, place: torch.device, grouped
         seconds, held = passes * n * each + products / rate, min(4 * n * count, left_out.KEPT_BYTES) + 8 * 4 * count**2
     if fits_whole(n, place, grouped):
         sample, chosen = min(n, left_out.SAMPLE), min(n, left_out.CHOSEN_ON)
-        factors = _factoring(place, left_out.in_single(place, grouped)) * (
-            float(n) ** 3 + len(left_out.NOISES) * float(chosen) ** 3
-        )
-        products = d * (float(n) ** 2 + sample**2 + chosen**2)
-        seconds += n * each + products / calibrate(place, torch.float32) + factors
+        squares = float(n) ** 2 + sample**2 + chosen**2
+        cubes = float(n) ** 3 + len(left_out.NOISES) * float(chosen) ** 3
+        seconds += n * each + d * squares / calibrate(place, torch.float32)
+        seconds += cubes * _factoring(place, left_out.in_single(place, grouped))
         held = max(held, left_out.kernel_bytes(n, place, grouped) + 4 * n * d)
         note = "; most of it only if the model memorizes" if kind == "tabular" else ""
     return TimedCost(f"second view of {n:,} records", n, seconds, held, some.stop, note)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from giveaway.network.solves import InverseCurvature, Solves, rank_for
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.storage.folder import NO_CHECKPOINT, Checkpoint
+from giveaway.text import OnPart
 
 PROBES = 64
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves
@@ -27,7 +28,6 @@ OF_SKETCH = ("probes", "tolerance", "allow_unconverged", "seed")  # what a sketc
 METHODS = {Sketch: "sketch", Solves: "exact"}
 REPORTED_AS = {"worst_residual": "residual", "most_steps_taken": "steps"}
 
-OnPart = Callable[[int, int], Any]
 Method = Sketch | Solves
 
 
@@ -108,8 +108,7 @@ class DepthAudit:
             scored = of_network.score_records(inverse, self.rows, at_once=of_network.AT_ONCE, **options)
         scored.report.update(method=METHODS[type(method)], seconds=round(time.perf_counter() - began, 3))
         written = torch.frombuffer(bytearray(json.dumps(scored.report).encode()), dtype=torch.uint8)
-        finished = {**scored.columns, "capped": scored.capped, "report": written}
-        checkpoint.save(place, finished)
+        checkpoint.save(place, {**scored.columns, "capped": scored.capped, "report": written})
         solves.drop()
         return scored
 

@@ -49,9 +49,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
         if not there[need]:
             raise fail("scores", f"{need} beside a score that needs it", f"{name} alone", REMEDY[need])
         names += default if name == "default" else [name]
-    view = None
-    if trace is not None:
-        view = TraceView(trace, texts, -texts.means(texts.log_likelihood))
+    view = None if trace is None else TraceView(trace, texts, -texts.means(texts.log_likelihood))
     rows = texts.by_person()
     others = predicted_by_others(rows)
     roots = None if view is None else view.roots
