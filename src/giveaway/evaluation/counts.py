@@ -103,10 +103,8 @@ def defensible_count(
     q = np.linspace(0.0, 2 * norm.sf(effect / 2), PAIRS)[:, None]  # coins that tell with from without with this success
     by_success = np.sort(coin_p_values((q, q[::-1]), sides.count, sides.called))
     above = benjamini_hochberg(by_success, false_discovery, len(by_success))[0]
-    shown = np.zeros(models.records, dtype=bool)
-    shown[judged] = flagged
-    of_all = np.ones(models.records)
-    of_all[judged] = p_values
+    of_all, shown = np.ones(models.records), np.zeros(models.records, dtype=bool)
+    of_all[judged], shown[judged] = p_values, flagged
     return DefensibleCount(
         at_least=_surely(np.sort(p_values[flagged]), most, (1 - confidence) / 2),
         records=models.records,
@@ -216,8 +214,7 @@ class Boundary:
         """Return the share of drawn records with a p-value up to the threshold where δ is twice `effect`."""
         some = slice(FEWEST // 2)
         gap = (self.gap + 2 * self.effect * self.scale)[some]
-        p_values = self.p_values(self.count[:, some], self.variance[:, some], gap)
-        return float((p_values <= threshold).mean())
+        return float((self.p_values(self.count[:, some], self.variance[:, some], gap) <= threshold).mean())
 
 
 def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.integrate import cumulative_trapezoid
 from scipy.special import ndtr, ndtri
 
 from giveaway.checks import fail
@@ -74,7 +75,6 @@ def predict_exposure(
 
 
 def within_share(statistic: float, still: float, moving: float) -> float:
-    """Return s."""
     return float(np.clip(still + moving * max(0.0, statistic), 0.05, 0.95))
 
 
@@ -144,12 +144,12 @@ def normals_of(level: np.ndarray, gap: np.ndarray, s: float) -> tuple[np.ndarray
     """Return records' means and deviations of φ, with them and without, at LEVELS."""
     middle = (level[1:] + level[:-1]) / 2
     rise = np.maximum(np.interp(LEVELS, middle, 1 + np.diff(gap) / np.diff(level)), LEAST_RISE)
-    scores = _integral(rise, LEVELS)
+    scores = cumulative_trapezoid(rise, LEVELS, initial=0)
     scores += np.interp(0.0, level, level + gap) - np.interp(0.0, LEVELS, scores)
     between = 1 - s * s
     t = 2 * rise**2 / (s * s + np.sqrt(s**4 + 4 * between * rise**2))
     outside = np.sqrt(between) * LEVELS
-    inside = _integral(t, outside)
+    inside = cumulative_trapezoid(t, outside, initial=0)
     inside += WEIGHTS @ (scores - inside)
     return inside, s * np.sqrt(t), outside, s
 
@@ -160,10 +160,6 @@ def share_above(mean_in: np.ndarray, sd_in: np.ndarray, mean_out: np.ndarray, sd
     fine = np.linspace(LEVELS[0], LEVELS[-1], 4001)
     density = np.exp(-(fine**2) / 2)
     return float(density[np.interp(fine, LEVELS, size) > EFFECT].sum() / density.sum())
-
-
-def _integral(heights: np.ndarray, places: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0.0], ((heights[1:] + heights[:-1]) / 2 * np.diff(places)).cumsum()])
 
 
 def _checked(name: str, values: ArrayLike) -> np.ndarray:

@@ -209,8 +209,6 @@ def _worth(
             measured = gap + generator.normal(size=len(effect)) * np.sqrt((squares / np.maximum(count, 1)).sum(0))
             seen = squares * 2 * generator.standard_gamma(np.maximum(count - 1, 0) / 2) / np.maximum(count, 1)
             deviation = np.sqrt(np.maximum(seen.mean(0), TINY))
-            for kind, order in enumerate((measured, measured / deviation)):
-                ranked = np.where((count > 0).all(0), order, -np.inf)
-                recalls[draw, place, kind] = recall_at(ranked, truth, TOP, TOP)
-    curve = ShadowCurve(SIZES, recalls.mean(0).max(1))
-    return curve.worth(float(np.mean(own)))
+            rankings = np.where((count > 0).all(0), [measured, measured / deviation], -np.inf)
+            recalls[draw, place] = [recall_at(ranked, truth, TOP, TOP) for ranked in rankings]
+    return ShadowCurve(SIZES, recalls.mean(0).max(1)).worth(float(np.mean(own)))

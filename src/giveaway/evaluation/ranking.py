@@ -139,11 +139,10 @@ def agreement(
     n, values = places.shape[1], _figures(places, shares)
     generator = np.random.default_rng(seed)
     drawn = [_figures(places[:, generator.integers(0, n, n)], shares) for _ in range(resamples)]
-    low, high = percentile_ends(np.reshape(drawn, (resamples, *values.shape)), confidence, values)
     rows = []
     for row, name in enumerate(scores):
-        cells = [Interval(*map(float, ends)) for ends in zip(values[row], low[row], high[row], strict=True)]
-        correlation = cells.pop()
+        of_score = np.array([figures[row] for figures in drawn])
+        *cells, correlation = percentile_intervals(values[row], of_score, confidence)
         if resamples and abs(correlation.value) < 1.0:
             reach = norm.isf((1 - confidence) / 2) * np.sqrt(1.06 / max(n - 3, 1))
             turned = np.arctanh(np.clip(correlation.value, -1 + 1e-15, 1 - 1e-15))
@@ -163,10 +162,11 @@ def _figures(places: np.ndarray, shares: Sequence[tuple[float, float]]) -> np.nd
     return np.array(figures)
 
 
-def percentile_ends(drawn: np.ndarray, confidence: float, values: np.ndarray) -> np.ndarray:
-    """Return the ends (2, …) of percentile intervals over draws (resamples, …); the values where there is none."""
+def percentile_intervals(values: np.ndarray, drawn: np.ndarray, confidence: float) -> list[Interval]:
+    """Return values (k,) with percentile intervals over draws (resamples, k); the values alone where there is none."""
     tail = 50 * (1 - confidence)
-    return np.nanpercentile(drawn, [tail, 100 - tail], axis=0) if len(drawn) else np.array([values, values])
+    ends = np.nanpercentile(drawn, [tail, 100 - tail], axis=0) if len(drawn) else (values, values)
+    return [Interval(*map(float, one)) for one in zip(values, *ends, strict=True)]
 
 
 def _rank_correlation(ranks_a: np.ndarray, ranks_b: np.ndarray) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from giveaway.attacks.lira import moments, side_moments
 from giveaway.attacks.thresholds import AttackScores
 from giveaway.checks import fail
-from giveaway.evaluation.ranking import Interval, percentile_ends, recall_at
+from giveaway.evaluation.ranking import Interval, percentile_intervals, recall_at
 from giveaway.records import Signals
 from giveaway.theory.tradeoff import LowerBound, epsilon_lower_bound
 
@@ -116,18 +116,16 @@ def summarize(
     members = attack.members.reshape(-1)
     generator = np.random.default_rng(seed)
     targets, records = attack.scores.shape
-    false_positives, true_positives = _roc(place, members, np.ones(place.shape))
-    values = _figures(false_positives, true_positives, rates)
+    curve = _roc(place, members, np.ones(place.shape))
+    values = _figures(*curve, rates)
     drawn = []
     for _ in range(resamples):
         by_record = generator.multinomial(records, np.full(records, 1 / records))
         by_target = generator.multinomial(targets, np.full(targets, 1 / targets)) if targets > 1 else np.ones(1)
         weight = np.outer(by_target, by_record).reshape(-1).astype(np.float64)
         drawn.append(_figures(*_roc(place, members, weight), rates))
-    low, high = percentile_ends(np.reshape(drawn, (resamples, len(values))), confidence, values)
-    auc, accuracy, *at_rates = (Interval(*map(float, ends)) for ends in zip(values, low, high, strict=True))
+    auc, accuracy, *at_rates = percentile_intervals(values, np.array(drawn), confidence)
     by_rate = dict(zip(rates, at_rates, strict=True))
-    curve = (false_positives, true_positives)
     return AttackSummary(attack.attack, auc, accuracy, by_rate, inside, outside, confidence, *curve)
 
 
@@ -183,8 +181,8 @@ def shadow_curve(
     Each draw takes S models for the attack and `truth_models` others for the effect sizes that are the truth. LiRA
     ranks by the gap of the means over the standard deviation, pooled or each record's own, whichever finds more on
     average. A record that the S models cannot tell (all with it, or all without) ranks last; so it does in the truth
-    with fewer than two models on a side. `scores` are held against
-    the same truths: one of more models is less noisy, and would flatter them.
+    with fewer than two models on a side. `scores` are held against the same truths: one of more models is less noisy,
+    and would flatter them.
     """
     if max(sizes) + truth_models > models.models:
         expected = f"at most {models.models - truth_models} with {truth_models} models for the truth"
