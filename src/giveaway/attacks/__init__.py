@@ -13,18 +13,15 @@ if TYPE_CHECKING:
     from giveaway.attacks.shadow_store import balanced_membership, model_seed
     from giveaway.attacks.slices import collect_slices
 
-_HOMES = {  # an audit must not wait for what trains models
-    "retraining": ("Retraining",),
-    "shadow": ("RetrainedRecords", "retrain_without", "train_shadows"),
-    "shadow_store": ("balanced_membership", "model_seed"),
-    "slices": ("collect_slices",),
-}
+# where that is which trains models: an audit must not wait for it
+_HOMES = {"Retraining": "retraining", "balanced_membership": "shadow_store", "model_seed": "shadow_store"}
+_HOMES |= {"RetrainedRecords": "shadow", "retrain_without": "shadow", "train_shadows": "shadow"}
+_HOMES |= {"collect_slices": "slices"}
 __all__ = ["AttackScores", "RetrainedRecords", "Retraining", "balanced_membership", "collect_slices", "lira"]
 __all__ += ["lira_within", "model_seed", "retrain_without", "rmia", "shokri", "threshold", "train_shadows"]
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"giveaway.attacks.{home}"), name)
-    raise AttributeError(f"module 'giveaway.attacks' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'giveaway.attacks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"giveaway.attacks.{_HOMES[name]}"), name)
