@@ -178,14 +178,15 @@ def _compared(inside: Signals, outside: Signals, records: np.ndarray) -> Retrain
     """Compare models with each of the records and models without it, all else equal."""
     by = "squared_error" if inside.kind == "squared_error" else "loss"
     loss_in, loss_out = (-statistic(side, by)[..., 0] for side in (inside, outside))
-    memorization = None if by == "squared_error" else _right(inside).mean(0) - _right(outside).mean(0)
+    memorization = None if by == "squared_error" else right(inside).mean(0) - right(outside).mean(0)
     k = len(loss_in)
     ranks = rankdata(np.concatenate([-loss_in, -loss_out]), axis=0)[:k]
     auc = (ranks.sum(axis=0) - k * (k + 1) / 2) / (k * len(loss_out))
     return RetrainedRecords(records, loss_out.mean(axis=0) - loss_in.mean(axis=0), memorization, auc)
 
 
-def _right(signals: Signals) -> np.ndarray:
+def right(signals: Signals) -> np.ndarray:
+    """Return whether each model gets each record right, (M, n); φ > 0 counts as right."""
     values = signals.values[:, :, 0]
     return values > 0 if signals.kind == "phi" else values.argmax(-1) == np.asarray(signals.labels)
 
@@ -281,8 +282,7 @@ def _by_joblib(
     def task(number: int) -> Any:
         devices = training.devices
         device = {"device": devices[number % len(devices)]} if devices else {}
-        indices, seed, *_ = plan.job(number)
-        return delayed(_train_one)(sent, number, indices, seed, plan.kind, plan.stored, device)
+        return delayed(_train_one)(sent, number, plan.job(number), plan.kind, plan.stored, device)
 
     # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
     with _engine(training) as sent, Parallel(return_as="generator_unordered", batch_size=1) as parallel:
@@ -299,19 +299,13 @@ def _by_joblib(
 
 
 def _train_one(
-    sent: Any,
-    number: int,
-    indices: np.ndarray,
-    seed: int,
-    kind: str | None,
-    stored: slice | np.ndarray,
-    device: dict[str, str],
+    sent: Any, number: int, job: TrainingJob, kind: str | None, stored: slice | np.ndarray, device: dict[str, str]
 ) -> TrainedModel:
     """Train a model in a worker, which must not raise: the other models go on."""
     began = time.perf_counter()
     try:
         training: Retraining = sent() if callable(sent) else sent
-        signals, kind = training.signals(training.train(indices, seed, **device), kind)
+        signals, kind = training.signals(training.train(job.indices, job.seed, **device), kind)
         return TrainedModel(number, signals[stored], time.perf_counter() - began, kind=kind)
     except Exception as error:
         refused, trace = isinstance(error, InputError), traceback.format_exc()

@@ -15,7 +15,7 @@ import numpy as np
 
 from giveaway.attacks import shadow_store
 from giveaway.attacks.retraining import Retraining
-from giveaway.attacks.shadow import OnModel, train_plan
+from giveaway.attacks.shadow import OnModel, right, train_plan
 from giveaway.attacks.thresholds import AttackScores, mean_over_out
 from giveaway.auditing.validate import checked_training
 from giveaway.checks import InputError, check_number, fail
@@ -23,7 +23,6 @@ from giveaway.evaluation.ranking import Interval
 from giveaway.evaluation.success import summarize
 from giveaway.findings.remedies import Remedy, remedies
 from giveaway.records import ScoreTable, Signals
-from giveaway.records.signals import VECTORS
 from giveaway.storage.arrays import digest_of
 from giveaway.storage.files import private_folder
 
@@ -201,9 +200,7 @@ class Trials:
         if self.training.labels is None:
             assert self.training.values is not None
             return 1 - said / self.training.values[self.held].var(axis=0).sum()
-        if signals.kind in VECTORS:
-            return (said.argmax(axis=1) == self.training.labels[self.held]).astype(np.float64)
-        return (said > 0).astype(np.float64)
+        return right(signals.of_models(slice(1)))[0, self.held].astype(np.float64)
 
 
 def mitigate(
