@@ -42,19 +42,14 @@ def candidates(head: Head | Texts, table: ScoreTable, *, most: int = MOST) -> Ca
         strings = [" ".join(map(str, tokens[row].tolist())) for row in rows]
         place = text_features(strings).of(slice(None)).double().numpy()
     else:
-        place = _head_features(head, row_of, rows)
+        means = standardized_means(head.features if head.linear else head.outputs, row_of, rows)
+        direction = np.column_stack([means, np.ones(len(rows))])  # so that a record at the mean has a direction too
+        direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+        place = np.column_stack([direction, _targets(head, row_of, rows)])
     squares = (place**2).sum(1)
     apart = np.maximum(squares[:, None] + squares - 2.0 * place @ place.T, 0.0)
     np.fill_diagonal(apart, 0.0)
-    quality = 1.0 - np.arange(len(rows)) / len(rows)
-    return Candidates(rows, quality, np.exp(-0.5 * apart).astype(np.float32))
-
-
-def _head_features(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    direction = standardized_means(head.features if head.linear else head.outputs, row_of, rows)
-    direction = np.column_stack([direction, np.ones(len(rows))])  # so that a record at the mean has a direction too
-    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    return np.column_stack([direction, _targets(head, row_of, rows)])
+    return Candidates(rows, 1.0 - np.arange(len(rows)) / len(rows), np.exp(-0.5 * apart).astype(np.float32))
 
 
 def choose(candidates: Candidates, k: int) -> np.ndarray:

@@ -127,8 +127,7 @@ def make_extras(head: Head | Texts, table: ScoreTable, *, show_records: bool = F
         missing["contents"] = "records are shown only if records are ranked: --config by=record"
     elif show_records and inputs is not None:
         contents = attempt("contents", lambda: contents_of(inputs, table.order()[:SHOWN_RECORDS]))
-    held = attempt("canaries", lambda: candidates(head, table))
-    return ReportExtras(mapped, held, contents, missing)
+    return ReportExtras(mapped, attempt("canaries", lambda: candidates(head, table)), contents, missing)
 
 
 def feature_map(head: Head, table: ScoreTable, *, most: int = MOST_PLACES) -> FeatureMap:
