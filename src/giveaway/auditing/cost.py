@@ -15,7 +15,7 @@ from giveaway.auditing.plan import Plan
 from giveaway.auditing.texts import audit_texts
 from giveaway.checks import free_memory
 from giveaway.curvature.choice import Auto, Dense, Sketch, choose
-from giveaway.curvature.losses import Loss, loss_named
+from giveaway.curvature.losses import loss_named
 from giveaway.curvature.sketch import probes_at_once
 from giveaway.extract.language_models import from_causal_lm
 from giveaway.extract.text_gradients import MOST_ON_CPU, NUMBERS_AT_ONCE, TextCurvature, linear_layers, output_head
@@ -81,14 +81,10 @@ class AuditCost:
     views: tuple[TimedCost, ...] = ()
     notes: tuple[str, ...] = (NOTE,)
 
-    @property
-    def of_loss(self) -> Loss:
-        return loss_named(self.loss, self.outputs)
-
     @cached_property
     def _work(self) -> tuple[float, float, int]:
         """Operations that processes share, operations that each one repeats, and bytes of the matrices."""
-        n, d, m, q, loss = self.records, self.features, self.outputs, self.probes, self.of_loss
+        n, d, m, q, loss = self.records, self.features, self.outputs, self.probes, loss_named(self.loss, self.outputs)
         if q is None:
             matrices, size = (1, d * (m - 1)) if loss.coupled else (loss.pairs, d)
             left_out = n * m**3 / 3 if loss.coupled else 0.0
@@ -115,7 +111,8 @@ class AuditCost:
 
     def lines(self) -> list[str]:
         """Return the cost in short lines: a headline, then further facts."""
-        outputs = _count(self.outputs, "class", "classes") if self.of_loss.coupled else _count(self.outputs, "output")
+        classes = loss_named(self.loss, self.outputs).coupled
+        outputs = _count(self.outputs, "class", "classes") if classes else _count(self.outputs, "output")
         size = f"{_count(self.records, 'record')} × {_count(self.features, 'feature')} × {outputs}"
         how = "dense curvature" if self.probes is None else f"sketched curvature, {_count(self.probes, 'probe')}"
         where = "on this GPU" if torch.device(self.device).type == "cuda" else "on this machine"

@@ -73,15 +73,9 @@ class DepthAudit:
                 attributes[f"newton_capped{suffix(depth)}"] = scored.capped.cpu().numpy()
             reports[depth] = {REPORTED_AS.get(key, key): value for key, value in scored.report.items()}
         network = self.deep.first
-        meta = {
-            "rows": len(self.rows),
-            "records": network.n,
-            "outputs": network.m,
-            "device": str(network.device),
-            "depths": reports,
-            "seconds": round(time.perf_counter() - began, 3),
-        }
-        return ScoreTable(columns, self.rows.numpy(), Meta.from_json(meta), attributes)
+        told = {"rows": len(self.rows), "records": network.n, "outputs": network.m, "device": str(network.device)}
+        meta = Meta.from_json({**told, "depths": reports, "seconds": round(time.perf_counter() - began, 3)})
+        return ScoreTable(columns, self.rows.numpy(), meta, attributes)
 
     def _score(self, network: Network, checkpoint: Checkpoint, place: str, on_solved: OnPart) -> NetworkScores:
         """Score one depth, or load it; a finished one needs the parts of its solves no more."""
@@ -118,9 +112,8 @@ def with_depths(table: ScoreTable, deep: ScoreTable) -> ScoreTable:
     if table.meta.unit == "person" or not np.array_equal(deep.ids, np.arange(len(table))):
         expected = f"a table of the {len(deep)} records that were scored, each a row"
         raise fail("table", expected, f"one of {len(table)} rows", "audit a head without groups, and score all records")
-    meta = replace(table.meta, depths=deep.meta.depths)
     scores, attributes = {**table.scores, **deep.scores}, {**table.attributes, **deep.attributes}
-    return replace(table, scores=scores, attributes=attributes, meta=meta)
+    return replace(table, scores=scores, attributes=attributes, meta=replace(table.meta, depths=deep.meta.depths))
 
 
 def _method(curvature: Method | Dense | Auto | None) -> Method:

@@ -123,13 +123,9 @@ def audit(
         "device": str(head.device),
         "no_view": resolved.no_view,
         "seconds": round(time.perf_counter() - began, 3),
-        "options": {
-            "scores": list(resolved.scores),
-            "unit": resolved.unit,
-            "converged": optimum != "corrected",
-            "refit": optimum == "refit",
-        },
     }
+    of_plan = {"scores": list(resolved.scores), "unit": resolved.unit}
+    meta["options"] = {**of_plan, "converged": optimum != "corrected", "refit": optimum == "refit"}
     of_head = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "model", "rows_proved_by", "class_names")
     meta |= {name: getattr(head, name) for name in of_head}
     ids = head.ids if head.groups is None else np.unique(head.groups)
