@@ -36,8 +36,6 @@ REMEDIES = "remedies"  # and that of the models of each remedy
 
 
 class AuditFolder(TableFolder):
-    """The folder of an audit."""
-
     argument, beside = "out", (UNFINISHED,)
 
     def remove_if_empty(self) -> None:
@@ -62,11 +60,10 @@ def fingerprint(head: Head | Texts, given: Mapping[str, Any] | None = None, trac
         return digest_of(arrays | ({} if trace is None else {"trace": trace.losses}))
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in (*names, "inputs", "ids", "groups")}
-    options = (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen)
     arrays |= arrays_of_witnesses(head) | {f"given {name}": value for name, value in (given or {}).items()}
     if trace is not None:
         arrays["trace"] = trace.losses
-    return digest_of(arrays, options)
+    return digest_of(arrays, (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen))
 
 
 def provenance(digest: str, config: dict[str, Any], weights: str | None = None) -> Provenance:

@@ -258,9 +258,8 @@ def held_against(
     top, keep = SHARES[0]
     scores = {name: table[name][judged] for name in table.columns}
     curve = shadow_curve(attacked, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed, scores=scores)
-    agreed = agreement(scores, measured.effect_size, seed=seed)
     return Validation(
-        table=agreed,
+        table=agreement(scores, measured.effect_size, seed=seed),
         worth={name: curve.worth(recall) for name, recall in curve.of_scores.items()},
         tried=sizes[-1],
         attack=summarize(scored, resamples=50, seed=seed),

@@ -117,14 +117,13 @@ def summarize(
     generator = np.random.default_rng(seed)
     targets, records = attack.scores.shape
     curve = _roc(place, members, np.ones(place.shape))
-    values = _figures(*curve, rates)
     drawn = []
     for _ in range(resamples):
         by_record = generator.multinomial(records, np.full(records, 1 / records))
         by_target = generator.multinomial(targets, np.full(targets, 1 / targets)) if targets > 1 else np.ones(1)
         weight = np.outer(by_target, by_record).reshape(-1).astype(np.float64)
         drawn.append(_figures(*_roc(place, members, weight), rates))
-    auc, accuracy, *at_rates = percentile_intervals(values, np.array(drawn), confidence)
+    auc, accuracy, *at_rates = percentile_intervals(_figures(*curve, rates), np.array(drawn), confidence)
     by_rate = dict(zip(rates, at_rates, strict=True))
     return AttackSummary(attack.attack, auc, accuracy, by_rate, inside, outside, confidence, *curve)
 
