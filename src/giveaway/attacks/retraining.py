@@ -13,20 +13,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from giveaway.checks import check_choice, fail
+from giveaway.extract import sklearn_fits
 from giveaway.extract.model_records import BATCH_SIZE, ModelRecords, read_records
-from giveaway.extract.sklearn_fits import (
-    classifier_outputs,
-    data_digest,
-    fitted_clone,
-    predicting_step,
-    settings_of,
-    source_digest,
-)
 from giveaway.extract.sklearn_head import refusals, settled
 from giveaway.records.signals import KINDS, VECTORS
 from giveaway.records.texts import Texts
 
-BACKENDS = ("loky", "threading", "dask", "ray")
 SUMS_TO_ONE = 1e-3  # probabilities may be rounded, or in half precision
 ASKED = ("predict_proba", "decision_function", "predict")
 RARE = 'a class or category may be missing there: merge rare ones, or set handle_unknown="ignore"'
@@ -76,7 +68,7 @@ class Retraining:
     classes: np.ndarray | None = field(init=False, default=None)  # None where labels are the numbers of columns
 
     def __post_init__(self) -> None:
-        check_choice("backend", self.backend, BACKENDS)
+        check_choice("backend", self.backend, ("loky", "threading", "dask", "ray"))
         if not isinstance(self.workers, int) or self.workers < -1 or self.workers == 0:
             remedy = "give a whole number"
             raise fail("workers", "a count of at least 1, or -1 for every core", repr(self.workers), remedy)
@@ -103,7 +95,7 @@ class Retraining:
     @property
     def name(self) -> str:
         """The kind of the estimator that predicts: of a Pipeline, the last step."""
-        return type(predicting_step(self.model)[0]).__name__
+        return type(sklearn_fits.predicting_step(self.model)[0]).__name__
 
     @property
     def targets(self) -> np.ndarray | None:
@@ -128,12 +120,12 @@ class Retraining:
         """Return what the signals depend on besides the split: hashes of data and code, settings, what was named."""
         entries: dict[str, Any] = {"code": self.code}
         if self.is_estimator:
-            entries["estimator"] = settings_of(self.model)
+            entries["estimator"] = sklearn_fits.settings_of(self.model)
         elif self.code is None:
-            entries["code"] = source_digest(self.model)
+            entries["code"] = sklearn_fits.source_digest(self.model)
         data = {"X": None if isinstance(self.X, DataLoader | Dataset) else self.X, "y": self.y}
         data["sample_weight"] = self.sample_weight
-        entries |= {name: data_digest(value) for name, value in data.items() if value is not None}
+        entries |= {name: sklearn_fits.data_digest(value) for name, value in data.items() if value is not None}
         return {**entries, **self.fingerprint}
 
     def train(self, rows: np.ndarray, seed: int, **device: str) -> np.ndarray:
@@ -141,7 +133,8 @@ class Retraining:
         weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight[rows]}
         if self.is_estimator:
             with refusals(self.model, "estimator", "a fit to every half of the records", RARE):
-                return self._ask(fitted_clone(self.model, self.X, np.asarray(self.y), rows, seed, **weights))
+                y = np.asarray(self.y)
+                return self._ask(sklearn_fits.fitted_clone(self.model, self.X, y, rows, seed, **weights))
         said = self._ask(self.model(rows, seed, **weights, **device))
         return np.asarray(said.detach().cpu() if isinstance(said, torch.Tensor) else said)
 
@@ -219,7 +212,7 @@ class Retraining:
         if self.labels is None:
             return made.predict(self.X)
         classes = np.arange(self.labels.max() + 1) if self.classes is None else self.classes
-        return classifier_outputs(made, self.X, classes)
+        return sklearn_fits.classifier_outputs(made, self.X, classes)
 
     def _check_estimator(self) -> None:
         object.__setattr__(self, "model", settled(self.model))

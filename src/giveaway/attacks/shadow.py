@@ -15,19 +15,9 @@ import numpy as np
 from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 from scipy.stats import rankdata
 
+from giveaway.attacks import shadow_store
 from giveaway.attacks.retraining import Retraining
-from giveaway.attacks.shadow_store import (
-    ShadowFolder,
-    ShadowPlan,
-    TrainingJob,
-    marked_with,
-    model_seed,
-    open_store,
-    plan_of_halves,
-    stored_kind,
-    stored_seconds,
-    summaries,
-)
+from giveaway.attacks.shadow_store import ShadowFolder, ShadowPlan, TrainingJob
 from giveaway.attacks.slices import slice_of
 from giveaway.attacks.thresholds import statistic
 from giveaway.checks import InputError, fail, raised_at
@@ -87,7 +77,7 @@ def train_shadows(
     plan, place = _plan(training, models, seed, population), Path(folder)
     if only is not None:
         plan, place = slice_of(plan, only, folder, about)
-    signals = marked_with(train_plan(training, plan, place, on_model), place, digests)
+    signals = shadow_store.marked_with(train_plan(training, plan, place, on_model), place, digests)
     return signals if only is None else signals.of_models(slice(only.start - plan.first, None))
 
 
@@ -97,15 +87,15 @@ def first_model(
     """Train the first model, which is kept in `folder`; return its seconds, and how many are missing after it."""
     plan = _plan(training, models, seed)
     train_plan(training, replace(plan, models=1), folder)
-    with open_store(folder, stored_kind(folder, plan)) as store:
-        return stored_seconds(folder, 1) or 0.0, len(set(range(models)) - store.finished())
+    with shadow_store.open_store(folder, shadow_store.stored_kind(folder, plan)) as store:
+        return shadow_store.stored_seconds(folder, 1) or 0.0, len(set(range(models)) - store.finished())
 
 
 def _plan(training: Retraining, models: int, seed: int, population: int = 0) -> ShadowPlan:
     records = training.known_records() - population
     labels, others = (None, None) if training.labels is None else np.split(training.labels, [records])
-    of_population = (population, others if population else None)
-    return plan_of_halves(records, models, training.kind, training.plan_entries(), seed, labels, *of_population)
+    named, of_population = training.plan_entries(), (population, others if population else None)
+    return shadow_store.plan_of_halves(records, models, training.kind, named, seed, labels, *of_population)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +143,7 @@ def retrain_without(
         raise fail("repeats", "at least 2 models with and without", str(repeats), "one model shows only its own noise")
     own = None if training.labels is None else training.labels[which]
     given = {"split": "leave one out", "chosen": which, "members": everyone, "records": records, "kind": training.kind}
-    provenance = summaries({**given, "seed": seed, "labels": own}, training.plan_entries())
+    provenance = shadow_store.summaries({**given, "seed": seed, "labels": own}, training.plan_entries())
 
     def job(number: int) -> TrainingJob:
         """Rounds of one seed follow each other: first a model with everyone, then one without each chosen record."""
@@ -161,7 +151,7 @@ def retrain_without(
         indices, name = everyone, f"model {turn} with all records"
         if place:
             indices, name = everyone[everyone != which[place - 1]], f"model {turn} without record {which[place - 1]}"
-        return TrainingJob(indices, model_seed(turn, seed=seed), np.arange(count) != place - 1, name)
+        return TrainingJob(indices, shadow_store.model_seed(turn, seed=seed), np.arange(count) != place - 1, name)
 
     plan = ShadowPlan(count, repeats * (1 + count), training.kind, job, provenance, which, own)
     signals = train_plan(training, plan, folder, on_model)
@@ -210,7 +200,7 @@ def collect_shadows(
 
     It yields them in any order. If the very first fails, no other is waited for. Without a folder nothing is kept.
     """
-    with open_store(folder, plan) as store:
+    with shadow_store.open_store(folder, plan) as store:
         missing = sorted(set(plan.numbers) - store.finished())
         failures: dict[int, TrainedModel] = {}
         wanted = set(missing)
@@ -260,7 +250,7 @@ def train_plan(
     if folder is not None and (slices := ShadowFolder(folder).slices()):
         got = f"{len(slices)} slices that are trained apart in {folder}"
         raise fail("only", "the models of a slice", got, "collect the slices first (--collect)")
-    plan = stored_kind(folder, plan)
+    plan = shadow_store.stored_kind(folder, plan)
     first: list[TrainedModel] = []
     if plan.kind is None:
         with nullcontext() if folder is None else ShadowFolder(folder).locked(new=True):  # or refuse it at once

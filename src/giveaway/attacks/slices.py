@@ -7,16 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from giveaway.attacks.shadow_store import (
-    SLICES,
-    ShadowFolder,
-    ShadowPlan,
-    ShadowStore,
-    marked_with,
-    open_store,
-    plan_of_halves,
-    seconds_in,
-)
+from giveaway.attacks import shadow_store
+from giveaway.attacks.shadow_store import SLICES, ShadowFolder, ShadowPlan, ShadowStore
 from giveaway.checks import fail
 from giveaway.records import Signals
 from giveaway.records.signals import MARKER
@@ -70,15 +62,16 @@ def collect_slices(folder: str | os.PathLike[str]) -> tuple[Signals, Mapping[str
         if missing := set(plan.numbers).difference(ShadowStore(folder, plan).finished(), *done):
             got = f"{len(missing)} missing, the first of them number {min(missing)}"
             raise fail("collect", f"all {plan.models} models", got, "train the slices that hold them (--only)")
-        with open_store(folder, plan) as store:
+        with shadow_store.open_store(folder, plan) as store:
             for only, part in slices.items():
-                rows, seconds = ShadowStore(part.path, replace(plan, first=only.start)), seconds_in(part.path)
+                rows = ShadowStore(part.path, replace(plan, first=only.start))
+                seconds = shadow_store.seconds_in(part.path)
                 for number in sorted(set(only) - store.finished()):
                     if refusal := store.put(number, rows.joined(number), seconds[number]):
                         remedy = f"remove {part.path} with giveaway purge, and train it as the others"
                         raise fail("collect", "signals of one kind and type", f"model {number}: {refusal}", remedy)
             signals = store.signals()
-    signals = marked_with(signals, folder, next(iter(done.values())).digests)
+    signals = shadow_store.marked_with(signals, folder, next(iter(done.values())).digests)
     for part in slices.values():
         part.remove()
     main.remove_if_empty()
@@ -89,5 +82,5 @@ def _plan_of_all(said: Mapping[str, Any], some: Signals | None) -> ShadowPlan:
     """Return the plan whose slices say this, and of which these are some of the signals."""
     known = () if some is None else (some.labels, said["population"], some.population_labels)
     kind = None if some is None else said["kind"]
-    plan = plan_of_halves(said["records"], said["models"], kind, {}, said["seed"], *known)
+    plan = shadow_store.plan_of_halves(said["records"], said["models"], kind, {}, said["seed"], *known)
     return replace(plan, provenance={name: value for name, value in said.items() if name not in OF_SLICE})

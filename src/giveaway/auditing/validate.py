@@ -17,16 +17,8 @@ from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import check_kind, fail
 from giveaway.evaluation.counts import LEAST, DefensibleCount, defensible_count
 from giveaway.evaluation.posterior import EffectPosterior, posterior
-from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
-from giveaway.evaluation.success import (
-    AttackSummary,
-    EffectSizes,
-    Interval,
-    effect_sizes,
-    shadow_curve,
-    success_rate,
-    summarize,
-)
+from giveaway.evaluation.ranking import SHARES, AgreementTable, Interval, agreement
+from giveaway.evaluation.success import AttackSummary, EffectSizes, effect_sizes, shadow_curve, success_rate, summarize
 from giveaway.records import ScoreTable, Signals
 from giveaway.records.row_digests import RowDigests
 from giveaway.text import human_seconds
