@@ -7,8 +7,6 @@ from giveaway.attacks.thresholds import SMALLEST, AttackScores, check_out_refere
 from giveaway.checks import check_choice, check_number, check_positive, fail
 from giveaway.records import Signals
 
-MODES = ("online", "offline")
-
 
 def rmia(
     targets: Signals,
@@ -30,7 +28,7 @@ def rmia(
     >>> rmia(target, Signals(phi[1:], members=[[False] * 3], kind="phi")).scores
     array([[1., 0., 1.]])
     """
-    check_choice("mode", mode, MODES)
+    check_choice("mode", mode, ("online", "offline"))
     gamma = check_number("gamma", gamma, minimum=1.0, remedy="2 is usual")
     a = check_number("a", a, minimum=0.0, remedy="choose it between 0 and 1")
     if a > 1:

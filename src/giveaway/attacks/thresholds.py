@@ -12,7 +12,6 @@ from scipy.special import entr
 from giveaway.checks import check_choice, fail
 from giveaway.records import Signals
 
-STATISTICS = ("loss", "confidence", "entropy", "squared_error")
 SMALLEST = np.finfo(np.float64).tiny
 MOST_ROWS = 200_000  # that an attack model learns from
 
@@ -39,7 +38,7 @@ def threshold(targets: Signals, references: Signals | None = None, *, by: str = 
     >>> threshold(seen, by="confidence").scores
     array([[0.75, 0.5 ]])
     """
-    check_choice("by", by, STATISTICS)
+    check_choice("by", by, ("loss", "confidence", "entropy", "squared_error"))
     regression = targets.kind == "squared_error"
     if regression != (by == "squared_error"):
         fitting = "by='squared_error'" if regression else "a statistic of classes as by='loss'"

@@ -19,7 +19,6 @@ from giveaway.views.trace import check_trace
 
 DEFAULT = "default"
 NEEDED = {"trace": "a trace", "relatives": "relatives", "bag": "out-of-bag predictions"}  # by the sources of scores
-OPTIMA = ("assumed", "corrected", "refit")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def plan(
         no_view = no_view.replace("No fused score", "No left_out score")
     there["others"] = view is not None
     choice = choose(head, curvature, processes) if head.linear else None
-    check_choice("optimum", optimum, OPTIMA)
+    check_choice("optimum", optimum, ("assumed", "corrected", "refit"))
     available = {"head": True, "process": kernel is not None, "theory": False, "fused": any(there.values()), **there}
     default = [
         name
