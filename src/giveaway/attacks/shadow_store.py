@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -171,8 +171,8 @@ class ShadowFolder(MarkedFolder):
         return {range(first, end): ShadowFolder(self.path / SLICES / name) for first, end, name in ranges}
 
     def inner(self) -> list[MarkedFolder]:
-        parts = [part for part in self.slices().values() if not part.path.is_symlink()]
-        return [part for part in parts if part.marked or part.interrupted()]
+        parts = self.slices().values()
+        return [part for part in parts if not part.path.is_symlink() and (part.marked or part.interrupted())]
 
     def remove_if_empty(self) -> None:
         for place in (*(part.path for part in self.slices().values()), self.path / SLICES):
@@ -245,11 +245,8 @@ class ShadowStore(ShadowFolder):
     def _stage(self, name: str, rows: Iterator[np.ndarray], count: int) -> None:
         """Write one .npy of `count` rows, row by row."""
         first = next(rows)
-
-        def write(stream: BinaryIO) -> None:
-            write_npy(stream, first.dtype, (count, *first.shape), chain([first], rows))
-
-        self.stage(f"{name}.npy", write)
+        shape, blocks = (count, *first.shape), chain([first], rows)
+        self.stage(f"{name}.npy", partial(write_npy, dtype=first.dtype, shape=shape, blocks=blocks))
 
     def _row(self, number: int) -> np.ndarray:
         """Return the stored signals of a model on records and population points."""

@@ -49,8 +49,7 @@ class AuditFolder(TableFolder):
         tried = sorted(remedies.iterdir()) if remedies.is_dir() and not remedies.is_symlink() else []
         models = (self.path / SIGNALS, *tried) if self.marked else ()
         inner = [UnfinishedWork(self.path / UNFINISHED), *(ShadowFolder(path) for path in models)]
-        there = (one for one in inner if not one.path.is_symlink())
-        return [one for one in there if one.marked or one.interrupted() or one.inner()]
+        return [one for one in inner if not one.path.is_symlink() and (one.marked or one.interrupted() or one.inner())]
 
 
 def fingerprint(head: Head | Texts, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:
