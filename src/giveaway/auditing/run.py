@@ -142,11 +142,9 @@ def _score_head(
     passes = 1 + (0 if curved is None else expected_passes(head, curved))
     counted = processes.first and resolved.unit == "record" and head.linear
     repeats = count_duplicates(head) if counted else None  # before the columns are there: it holds as much as they do
-    curvature = None
     with progress_of(head.n * passes // processes.size, enabled=progress) as on_rows:
         work = replace(execution, on_rows=on_rows)
-        if curved is not None:
-            curvature = compute(head, curved, work)
+        curvature = None if curved is None else compute(head, curved, work)
         columns, attributes, sketch, gradients = score(head, resolved, curvature, work)
     report = None
     if curvature is not None and curved is not None:

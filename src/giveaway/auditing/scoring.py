@@ -106,9 +106,7 @@ class LoadedSpan:
 
     def batches(self, probes: slice | None = None) -> Iterator[tuple[np.ndarray, ScoreBatch]]:
         """Yield batches with their places in the table; of a sketch, by all probes or by some of them."""
-        at_once = self.span.count
-        if self._curvature is not None:
-            at_once = min(at_once, _groups_at_once(self._curvature, self.span.size))
+        at_once = self.span.count if self._curvature is None else _groups_at_once(self._curvature, self.span.size)
         for start in range(0, self.span.count, at_once):
             groups = slice(start, min(start + at_once, self.span.count))
             yield self.span.where[groups], self.batch(groups, probes)
