@@ -1,7 +1,7 @@
 """How many records are exposed, as far as S shadow models can show it (docs/derivations.md)."""
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import binom, chi2, nct, norm
@@ -182,6 +182,7 @@ class Boundary:
 
     count, variance : of the drawn records (2, n).
     gap : of their means, less the true gap; scale : the true √((σ_in² + σ_out²)/2).
+    quantiles : what the noncentral t says of the drawn records.
     """
 
     effect: float
@@ -189,11 +190,7 @@ class Boundary:
     variance: np.ndarray
     gap: np.ndarray
     scale: np.ndarray
-
-    @cached_property
-    def quantiles(self) -> np.ndarray:
-        """What the noncentral t says of the drawn records."""
-        return _quantiles(self.count, self.variance, self.gap + self.effect * self.scale, self.effect)
+    quantiles: np.ndarray
 
     def p_values(self, count: np.ndarray, variance: np.ndarray, gap: np.ndarray) -> np.ndarray:
         """Return the p-values of records by numbers of models (2, n), variances (2, n) and gaps of means (n,)."""
@@ -233,7 +230,8 @@ def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
             phi[:, some] = _drawn(shape, (len(phi), int(some.sum())), generator)
         _, mean[side], drawn = (column[:, 0] for column in moments((phi * np.sqrt(true[side]))[:, :, None], models))
         variance[side] = drawn * count[side] / (count[side] - 1)
-    return Boundary(effect, count, variance, mean[0] - mean[1], np.sqrt(true.mean(axis=0)))
+    gap, scale = mean[0] - mean[1], np.sqrt(true.mean(axis=0))
+    return Boundary(effect, count, variance, gap, scale, _quantiles(count, variance, gap + effect * scale, effect))
 
 
 def _shapes(sides: Sides, side: int) -> tuple[Shape, Shape, float]:
