@@ -66,8 +66,7 @@ def choose(candidates: Candidates, k: int) -> np.ndarray:
         if gain[best] < 0.0:
             rest = np.setdiff1d(np.arange(c), chosen)  # in the order of exposure
             return candidates.rows[[*chosen, *rest[: k - step]]]
-        row = candidates.similarity[best] - factor[:step, best] @ factor[:step]
-        factor[step] = row / np.sqrt(unexplained[best])
+        factor[step] = (candidates.similarity[best] - factor[:step, best] @ factor[:step]) / np.sqrt(unexplained[best])
         unexplained -= factor[step] ** 2
         chosen.append(best)
     return candidates.rows[chosen]
