@@ -1,6 +1,5 @@
 """Train many models and keep what each says of all records: on halves of them (shadow models), or without one."""
 
-import os
 import pickle
 import time
 import traceback
@@ -17,7 +16,7 @@ from scipy.stats import rankdata
 
 from giveaway.attacks import shadow_store
 from giveaway.attacks.retraining import Retraining
-from giveaway.attacks.shadow_store import ShadowFolder, ShadowPlan, TrainingJob
+from giveaway.attacks.shadow_store import Folder, ShadowFolder, ShadowPlan, TrainingJob
 from giveaway.attacks.slices import slice_of
 from giveaway.attacks.thresholds import statistic
 from giveaway.checks import InputError, fail, raised_at
@@ -52,7 +51,7 @@ def train_shadows(
     training: Retraining,
     *,
     models: int,
-    folder: str | os.PathLike[str],
+    folder: Folder,
     seed: int = 0,
     population: int = 0,
     on_model: OnModel | None = None,
@@ -81,9 +80,7 @@ def train_shadows(
     return signals if only is None else signals.of_models(slice(only.start - plan.first, None))
 
 
-def first_model(
-    training: Retraining, *, models: int, folder: str | os.PathLike[str], seed: int = 0
-) -> tuple[float, int]:
+def first_model(training: Retraining, *, models: int, folder: Folder, seed: int = 0) -> tuple[float, int]:
     """Train the first model, which is kept in `folder`; return its seconds, and how many are missing after it."""
     plan = _plan(training, models, seed)
     train_plan(training, replace(plan, models=1), folder)
@@ -122,7 +119,7 @@ def retrain_without(
     repeats: int,
     members: Any = None,
     seed: int = 0,
-    folder: str | os.PathLike[str] | None = None,
+    folder: Folder | None = None,
     on_model: OnModel | None = None,
 ) -> RetrainedRecords:
     """Train `repeats` models on all records, and for each chosen record as many without it, from the same seeds.
@@ -193,7 +190,7 @@ def collect_shadows(
     train_missing: Callable[[Sequence[int]], Iterable[TrainedModel]],
     plan: ShadowPlan,
     *,
-    folder: str | os.PathLike[str] | None,
+    folder: Folder | None,
     on_model: OnModel | None = None,
 ) -> Signals:
     """Store what `train_missing(numbers)` gives, model by model, and return the signals of all models of the plan.
@@ -244,7 +241,7 @@ def _failed(failures: Mapping[int, TrainedModel], plan: ShadowPlan, remedy: str)
 
 
 def train_plan(
-    training: Retraining, plan: ShadowPlan, folder: str | os.PathLike[str] | None, on_model: OnModel | None = None
+    training: Retraining, plan: ShadowPlan, folder: Folder | None, on_model: OnModel | None = None
 ) -> Signals:
     """Train the models of the plan that are missing, each a task of joblib's; the first one alone, to see its kind."""
     if folder is not None and (slices := ShadowFolder(folder).slices()):

@@ -30,6 +30,8 @@ from giveaway.version import VERSION
 SECONDS, ALONE, SLICES = "seconds.csv", "model-", "slices"  # the files of single models begin so
 HALVES, SEEDS = 0, 1  # streams of random numbers that do not meet
 
+Folder = str | os.PathLike[str]
+
 
 def balanced_membership(models: int, records: int, *, seed: int, first: int = 0) -> np.ndarray:
     """Choose (models, records) of bool: every record is in exactly half of the models, and half the records in each.
@@ -159,8 +161,6 @@ def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[
 
 
 class ShadowFolder(MarkedFolder):
-    """A folder that shadow models were trained into."""
-
     marker, kind, again = "shadow.json", "shadow folder", "run again: what it held is trained anew"
     beside = (SLICES,)
 
@@ -183,7 +183,7 @@ class ShadowFolder(MarkedFolder):
 class ShadowStore(ShadowFolder):
     """The finished models of one plan in one folder; made by `open_store`, which holds the folder's lock."""
 
-    def __init__(self, path: str | os.PathLike[str], plan: ShadowPlan) -> None:
+    def __init__(self, path: Folder, plan: ShadowPlan) -> None:
         super().__init__(path)
         self.plan = plan
         self._columns = {"values": slice(plan.records)}
@@ -270,7 +270,7 @@ class ShadowStore(ShadowFolder):
 
 
 @contextmanager
-def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Iterator[ShadowStore]:
+def open_store(folder: Folder | None, plan: ShadowPlan) -> Iterator[ShadowStore]:
     """Hold the folder's store while the block runs; refuse a second run, and a plan that differs.
 
     Without a folder it is a temporary one; signals that were read from it stay in their memory map.
@@ -286,7 +286,7 @@ def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Itera
             yield store
 
 
-def marked_with(signals: Signals, folder: str | os.PathLike[str], digests: RowDigests | None) -> Signals:
+def marked_with(signals: Signals, folder: Folder, digests: RowDigests | None) -> Signals:
     """Return signals that carry the digests of their records, and store those beside them in their folder."""
     if digests is None:
         return signals
@@ -297,20 +297,20 @@ def marked_with(signals: Signals, folder: str | os.PathLike[str], digests: RowDi
     return replace(signals, digests=replace(digests, key=None))
 
 
-def stored_kind(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> ShadowPlan:
+def stored_kind(folder: Folder | None, plan: ShadowPlan) -> ShadowPlan:
     """Return the plan, with the kind of the models that are in the folder where it has none yet."""
     if plan.kind is not None or folder is None or not ShadowFolder(folder).marked:
         return plan
     return plan.of_kind(str(ShadowFolder(folder).read().get("kind")))
 
 
-def stored_seconds(folder: str | os.PathLike[str], models: int) -> float | None:
+def stored_seconds(folder: Folder, models: int) -> float | None:
     """Sum what training the first `models` models of a folder took; None where it is not known of all of them."""
     known = seconds_in(folder)
     return sum(known[number] for number in range(models)) if known.keys() >= set(range(models)) else None
 
 
-def seconds_in(folder: str | os.PathLike[str]) -> dict[int, float]:
+def seconds_in(folder: Folder) -> dict[int, float]:
     file = Path(folder) / SECONDS
     if not file.is_file():  # trained elsewhere, or before the seconds were kept
         return {}

@@ -1,6 +1,5 @@
 """Slices: models of one plan that are trained apart, on any machine that sees the folder, and joined at the end."""
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from giveaway.attacks import shadow_store
-from giveaway.attacks.shadow_store import SLICES, ShadowFolder, ShadowPlan, ShadowStore
+from giveaway.attacks.shadow_store import SLICES, Folder, ShadowFolder, ShadowPlan, ShadowStore
 from giveaway.checks import fail
 from giveaway.records import Signals
 from giveaway.records.signals import MARKER
@@ -16,9 +15,7 @@ from giveaway.records.signals import MARKER
 OF_SLICE = ("only", "models", "about")  # what a slice's marker says besides the plan of all models
 
 
-def slice_of(
-    plan: ShadowPlan, only: range, folder: str | os.PathLike[str], about: Mapping[str, Any]
-) -> tuple[ShadowPlan, Path]:
+def slice_of(plan: ShadowPlan, only: range, folder: Folder, about: Mapping[str, Any]) -> tuple[ShadowPlan, Path]:
     """Return the plan of a slice and its folder, that of all models where they are joined already; refuse an overlap.
 
     `about` is for who collects the slices.
@@ -39,7 +36,7 @@ def slice_of(
     return replace(plan, first=only.start, models=only.stop, provenance=stated), place
 
 
-def collect_slices(folder: str | os.PathLike[str]) -> tuple[Signals, Mapping[str, Any]]:
+def collect_slices(folder: Folder) -> tuple[Signals, Mapping[str, Any]]:
     """Join the slices in a folder of signals; return the signals of all models, and what was told `about` the slices.
 
     A slice that is missing or unfinished is refused, and so is one of another recipe, seed or version than the first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import numpy as np
 from giveaway.attacks.lira import lira_within
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import OnModel, train_shadows
-from giveaway.attacks.shadow_store import stored_seconds
+from giveaway.attacks.shadow_store import Folder, stored_seconds
 from giveaway.checks import check_kind, fail
 from giveaway.evaluation.counts import LEAST, DefensibleCount, defensible_count
 from giveaway.evaluation.posterior import EffectPosterior, posterior
@@ -167,7 +166,7 @@ def validate(
     *,
     rows: np.ndarray | None = None,
     models: int = 64,
-    folder: str | os.PathLike[str] = "giveaway-signals",
+    folder: Folder = "giveaway-signals",
     seed: int = 0,
     on_model: OnModel | None = None,
     target: int | Sequence[int] | None = None,
