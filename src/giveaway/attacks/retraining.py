@@ -254,14 +254,13 @@ class Retraining:
             return
         if y.ndim != 1 or not len(y):
             raise fail("y", "one label a record", f"shape {y.shape}", "validate one label at a time")
-        if not self.is_estimator and y.dtype.kind in "iu" and y.min() >= 0:
-            set_field(self, "labels", y.astype(np.int64))
-            return
-        try:
-            classes, labels = np.unique(y, return_inverse=True)
-        except TypeError as error:
-            raise fail("y", "labels of one type", "several, or gaps", "name every record's class") from error
-        set_field(self, "classes", classes)
+        labels = y
+        if self.is_estimator or y.dtype.kind not in "iu" or y.min() < 0:
+            try:
+                classes, labels = np.unique(y, return_inverse=True)
+            except TypeError as error:
+                raise fail("y", "labels of one type", "several, or gaps", "name every record's class") from error
+            set_field(self, "classes", classes)
         set_field(self, "labels", labels.astype(np.int64))
 
 
