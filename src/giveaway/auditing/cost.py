@@ -218,8 +218,7 @@ def price_process(process: Process, inputs: Any, place: torch.device) -> TimedCo
 def _factoring(place: torch.device, single: bool = False) -> float:
     """Time a factorization that leaves every record out, and return its seconds over the cube of its rows."""
     matrix = 2.0 * torch.eye(FACTORED, dtype=torch.float64, device=place)
-    right = matrix[:, :10].contiguous()
-    work = partial(kernel_regression, matrix, right, 1.0, constant=True)
+    work = partial(kernel_regression, matrix, matrix[:, :10].contiguous(), 1.0, constant=True)
     return _quickest(lambda: left_out_errors(work(), single=single), place) / FACTORED**3
 
 
@@ -255,8 +254,7 @@ def price_texts(model: Any, dataset: Any, **options: Any) -> TimedCost:
         held += 3 * min(free_memory(place) // 6 if on_gpu else MOST_ON_CPU, 4 * gradients * size)
         held += 20 * gradients * chosen + (12 * tokens * layers[0].weight.shape[1] if head else 0)
         kind, times = (torch.bfloat16, 3) if on_gpu else (torch.float32, 1)
-        operations = 2.0 * times * gradients * chosen * size
-        seconds += operations / calibrate(place, kind) / share
+        seconds += 2.0 * times * gradients * chosen * size / calibrate(place, kind) / share
     name = f"audit: {rows:,} rows, about {float(f'{tokens:.2g}'):,.0f} tokens"
     beside = f"; {human_bytes(TOKEN_BYTES * tokens)} more for the texts; rows of other lengths take more or less"
     return TimedCost(name, rows, seconds * share, int(held), timed, beside)

@@ -112,7 +112,6 @@ class LoadedSpan:
             yield self.span.where[groups], self.batch(groups, probes)
 
     def batch(self, groups: slice, probes: slice | None = None) -> ScoreBatch:
-        """Return the batch of some of the groups."""
         n, s, drift = groups.stop - groups.start, self.span.size, self._drift
         window = self.window.part(slice(groups.start * s, groups.stop * s))
         outputs, targets = window.outputs.to(torch.float64).view(n, s, -1), self._loss.targets(window.targets)
@@ -236,7 +235,6 @@ class Scoring:
         return {"high_leverage": high, "high_leverage_from": REDO_ABOVE, "solved_exactly": redone}
 
     def columns_and_attributes(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the results by name."""
         columns = {name: self.column[name] for name in self.resolved.of_head}
         if self.resolved.of_theory:
             prediction = predict(self.head, np.stack([self.column[name] for name in INGREDIENTS]))

@@ -111,8 +111,7 @@ def breakdown(table: ScoreTable, attribute: str, *, top: float = TOP) -> Breakdo
     names, value_of = np.unique(table[attribute], return_inverse=True)
     both = (value_of, value_of[table.order()[:count]])
     rows, exposed = (np.bincount(values, minlength=len(names)).tolist() for values in both)
-    counts = zip(map(str, names), rows, exposed, strict=True)
-    groups = (group_of(*each, len(table), count) for each in counts)
+    groups = (group_of(*each, len(table), count) for each in zip(map(str, names), rows, exposed, strict=True))
     return Breakdown(attribute.removeprefix(SUBGROUP), _ordered(groups), len(table), count)
 
 
