@@ -25,11 +25,9 @@ from giveaway.gp.distinguishability import Process
 from giveaway.gp.posterior import as_records, kernel_regression, left_out_errors
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
-from giveaway.records import Head
-from giveaway.records.rows import LazyRows
+from giveaway.records import Head, LazyRows
 from giveaway.text import human_seconds
 from giveaway.views import left_out
-from giveaway.views.left_out import RecordFeatures, fits_whole, fourier_features, landmark_count
 
 QUICK = 3e11  # operations: so many take seconds on any machine
 LONG = 60.0  # seconds; the cost of a longer audit is announced before the work
@@ -87,8 +85,8 @@ class AuditCost:
         n, d, m, q, loss = self.records, self.features, self.outputs, self.probes, loss_named(self.loss, self.outputs)
         if q is None:
             matrices, size = (1, d * (m - 1)) if loss.coupled else (loss.pairs, d)
-            left_out = n * m**3 / 3 if loss.coupled else 0.0
-            return 2.0 * n * d * (d + 1) * loss.pairs + left_out, float(matrices * size**3), 16 * matrices * size**2
+            solves = n * m**3 / 3 if loss.coupled else 0.0
+            return 2.0 * n * d * (d + 1) * loss.pairs + solves, float(matrices * size**3), 16 * matrices * size**2
         products = 2 * (STEPS + 1)  # two a step, one for the right sides and one for the scores
         shared = products * 2.0 * n * d * m * q + n * d * (d + 1) * m
         repeated = m * d**3 + 2.0 * d * d * m * q * (STEPS + 1)
@@ -176,23 +174,23 @@ def _quickest(work: Callable[[], Any], place: torch.device) -> float:
     return max(best, 1e-9)
 
 
-def price_view(features: RecordFeatures, kind: str, place: torch.device, grouped: bool = False) -> TimedCost:
+def price_view(features: left_out.RecordFeatures, kind: str, place: torch.device, grouped: bool = False) -> TimedCost:
     """Price the prediction of every record, or of `grouped` ones, from the others, by records of this kind (images,
     text or tabular)."""
     n, note, seconds, held = features.n, "", 0.0, 0
-    seen = fourier_features(features)[0] if kind == "tabular" else features
+    seen = left_out.fourier_features(features)[0] if kind == "tabular" else features
     some = slice(0, min(n, TIMED))
     d, each = seen.of(some).shape[1], _quickest(lambda: seen.of(some), place) / some.stop
     rate = calibrate(place, torch.float64)
     if kind == "tabular":
         count = min(n, d)
         seconds, held = 3 * n * each + (4.0 * n * d * count + 2 * EIGEN * count**3) / rate, 8 * 3 * count**2
-    elif not fits_whole(n, place, grouped):
-        count = landmark_count(n)
+    elif not left_out.fits_whole(n, place, grouped):
+        count = left_out.landmark_count(n)
         passes = 2 if 4 * n * count <= left_out.KEPT_BYTES else 4  # the last for the nearest records
         products = 2.0 * n * count * (d + 3 * count) + 4 * EIGEN * float(count) ** 3
         seconds, held = passes * n * each + products / rate, min(4 * n * count, left_out.KEPT_BYTES) + 8 * 4 * count**2
-    if fits_whole(n, place, grouped):
+    if left_out.fits_whole(n, place, grouped):
         sample, chosen = min(n, left_out.SAMPLE), min(n, left_out.CHOSEN_ON)
         squares = float(n) ** 2 + sample**2 + chosen**2
         cubes = float(n) ** 3 + len(left_out.NOISES) * float(chosen) ** 3

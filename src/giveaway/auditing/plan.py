@@ -9,8 +9,7 @@ from giveaway.curvature.choice import Auto, Choice, Sketch, check_probes, choose
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
-from giveaway.records import Head
-from giveaway.records.loss_trace import LossTrace
+from giveaway.records import Head, LossTrace
 from giveaway.scores.catalogue import CATALOGUE, VIEWS
 from giveaway.scores.predicted import exists_for
 from giveaway.views.model import ProcessView

@@ -15,8 +15,7 @@ from giveaway.auditing.scoring import score
 from giveaway.auditing.texts import audit_texts
 from giveaway.checks import InputError, check_kind, fail
 from giveaway.curvature.choice import Auto, Dense, Sketch, compute, expected_passes
-from giveaway.curvature.optimum import GradientSums, gradient_sum
-from giveaway.curvature.optimum import refit as refit_head
+from giveaway.curvature.optimum import GradientSums, gradient_sum, refit
 from giveaway.evaluation.exposed_share import FEWEST, predict_exposure
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import HERE, Execution, Processes
@@ -101,7 +100,7 @@ def audit(
     resolved = plan(head, scores, optimum=optimum, curvature=curvature, trace=trace, kernel=kernel, processes=processes)
     if optimum == "refit":
         assert resolved.choice is not None
-        head = refit_head(head, dense=resolved.choice.sketch is None)
+        head = refit(head, dense=resolved.choice.sketch is None)
     columns, attributes, meta = _score_head(head, resolved, execution, progress)
     terms = None
     if processes.first:

@@ -14,11 +14,10 @@ from giveaway.records.meta import Meta
 from giveaway.records.texts import Texts
 from giveaway.scores import texts as of_texts
 from giveaway.scores.catalogue import relative_error
-from giveaway.scores.texts import TextViews
 from giveaway.views.tokens import continuation, own_terms, predicted_by_others
 from giveaway.views.trace import TraceView
 
-Score = Callable[[TextViews], np.ndarray]
+Score = Callable[[of_texts.TextViews], np.ndarray]
 NEEDS: dict[str, tuple[Score, ...]] = {
     "nothing": (of_texts.loss, of_texts.min_k, of_texts.min_k_plus, of_texts.left_out),
     "contents": (of_texts.zlib_ratio,),
@@ -55,7 +54,7 @@ def audit_texts(texts: Texts, scores: str | Sequence[str], trace: LossTrace | No
     roots = None if view is None else view.roots
     if roots is not None and texts.groups is not None:  # a person's mean, as the loss is
         roots = roots / np.unique(texts.groups, return_counts=True)[1]
-    views = TextViews(rows, others.log_likelihood, roots)
+    views = of_texts.TextViews(rows, others.log_likelihood, roots)
     columns = {name: score(views) for name, (need, score) in known.items() if there[need]}
     columns["fused"] = of_texts.fused(views)
     meta: dict[str, Any] = {

@@ -13,8 +13,7 @@ import torch
 
 from giveaway.checks import ROWS_PER_CHECK, check_number, fail
 from giveaway.curvature.losses import loss_of
-from giveaway.records import Head, ScoreTable
-from giveaway.records.rows import LazyRows
+from giveaway.records import Head, LazyRows, ScoreTable
 from giveaway.records.texts import Texts
 from giveaway.views.tables import column_scaling
 from giveaway.views.text import text_features

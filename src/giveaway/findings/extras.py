@@ -19,8 +19,7 @@ from giveaway.checks import InputError
 from giveaway.findings.canaries import Candidates, candidates, row_of_record, standardized_means
 from giveaway.records import Head, ScoreTable
 from giveaway.records.examples import CHANNELS
-from giveaway.records.meta import annotations as types_of
-from giveaway.records.meta import check_fields
+from giveaway.records.meta import annotations, check_fields
 from giveaway.records.score_table import TableFolder
 from giveaway.records.texts import Texts
 from giveaway.storage.arrays import read_arrays, reading, to_numpy
@@ -31,9 +30,7 @@ FILE = "look.npz"
 SHOWN_RECORDS = 100
 MOST_PLACES = 2_000  # on the map
 PARTS = ("map", "canaries")
-
 EXPOSED = 500  # of the most exposed rows always have a place on the map
-
 MOST_LETTERS = 400
 MOST_COLUMNS = 24
 SMALLEST_SIDE = 96  # pixels: smaller images are enlarged by whole factors
@@ -92,7 +89,7 @@ class ReportExtras:
             parts: dict[str, Any] = {}
             for name, kind in KINDS.items():
                 if (known := stated.get(name)) is not None:
-                    types = types_of(kind)
+                    types = annotations(kind)
                     values = {key: known[key] if key in known else arrays[f"{name}_{key}"] for key in types}
                     check_fields(FILE, values, types)
                     parts[name] = kind(**values)
