@@ -51,10 +51,6 @@ class Span:
     rows: slice | torch.Tensor
     size: int = 1
 
-    @property
-    def count(self) -> int:
-        return len(self.where)
-
 
 def record_spans(head: Head, curvature: Curvature | None) -> Iterator[Span]:
     """Walk over spans of every record in order."""
@@ -106,9 +102,9 @@ class LoadedSpan:
 
     def batches(self, probes: slice | None = None) -> Iterator[tuple[np.ndarray, ScoreBatch]]:
         """Yield batches with their places in the table; of a sketch, by all probes or by some of them."""
-        at_once = self.span.count if self._curvature is None else _groups_at_once(self._curvature, self.span.size)
-        for start in range(0, self.span.count, at_once):
-            groups = slice(start, min(start + at_once, self.span.count))
+        at_once = len(self.span.where) if self._curvature is None else _groups_at_once(self._curvature, self.span.size)
+        for start in range(0, len(self.span.where), at_once):
+            groups = slice(start, min(start + at_once, len(self.span.where)))
             yield self.span.where[groups], self.batch(groups, probes)
 
     def batch(self, groups: slice, probes: slice | None = None) -> ScoreBatch:
@@ -172,7 +168,7 @@ class Scoring:
         """Score this process's share, and bring all shares together."""
         people, curvature, checkpoint = self.people, self.curvature, self.execution.checkpoint
         spans = list(record_spans(self.head, curvature)) if people is None else people.spans(curvature)
-        sampled = np.ones(len(spans), dtype=bool) if self.errors else sampled_spans([span.count for span in spans])
+        sampled = np.ones(len(spans), dtype=bool) if self.errors else sampled_spans([len(span.where) for span in spans])
         share = list(self.execution.processes.share(list(zip(spans, sampled.tolist(), strict=True))))
         done = torch.zeros(len(share), dtype=torch.bool)
         name = f"scores-{self.resolved.unit}"
@@ -222,7 +218,7 @@ class Scoring:
             alone = [Span(places, torch.from_numpy(places))]
             for span in alone if self.people is None else self.people.spans(None, places):
                 loaded = LoadedSpan(self.head, span, sketch, self.drift)
-                batch = loaded.batch(slice(0, span.count))
+                batch = loaded.batch(slice(0, len(span.where)))
                 steps = exact_steps(sketch, loaded.window, batch.gradient, self.total, self.drift)
                 solved = (steps.residual <= REDONE_RESIDUAL).cpu().numpy()
                 before = self.results[:, span.where].copy()
