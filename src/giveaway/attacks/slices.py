@@ -48,12 +48,10 @@ def collect_slices(folder: Folder) -> tuple[Signals, Mapping[str, Any]]:
     with ExitStack() as locks:
         for part in slices.values():
             locks.enter_context(part.locked())
-        said = {only: {k: v for k, v in part.read().items() if k != "files"} for only, part in slices.items()}
-        expected = next(iter(said.values()))
-        for only, part in slices.items():
-            remedy = f"remove {part.path} with giveaway purge, and train it again"
-            alike = {**expected, "only": said[only]["only"]}
-            part.check(said[only], alike, "slices of one recipe and version", remedy)
+        expected = {name: value for name, value in next(iter(slices.values())).read().items() if name != "files"}
+        for part in slices.values():
+            stated, remedy = part.read(), f"remove {part.path} with giveaway purge, and train it again"
+            part.check(stated, {**expected, "only": stated["only"]}, "slices of one recipe and version", remedy)
         done = {only: Signals.load(part.path) for only, part in slices.items() if (part.path / MARKER).is_file()}
         plan = _plan_of_all(expected, next(iter(done.values()), None))
         if missing := set(plan.numbers).difference(ShadowStore(folder, plan).finished(), *done):

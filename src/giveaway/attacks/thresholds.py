@@ -76,11 +76,9 @@ def mean_over_out(values: np.ndarray, members: np.ndarray) -> np.ndarray:
     return np.einsum("mnq,mn->nq", values, out.astype(np.float64)) / np.maximum(out.sum(0), 1)[:, None]
 
 
-def check_out_references(references: Signals, needed: np.ndarray | None = None) -> None:
+def check_out_references(references: Signals, needed: np.ndarray | bool = True) -> None:
     """Refuse references that were all trained on one of the needed records."""
-    lacking = references.members.all(axis=0)
-    if needed is not None:
-        lacking &= needed
+    lacking = references.members.all(axis=0) & needed
     if lacking.any():
         got = f"none at row {int(lacking.argmax())} ({int(lacking.sum())} such rows)"
         raise fail("references", "at least 1 model not trained on every record", got, "add models")
