@@ -68,14 +68,11 @@ def rmia(
     return AttackScores("rmia", scores, targets.members, options)
 
 
-def _probability(signals: Signals, part: slice, temperature: float) -> np.ndarray:
-    return np.maximum(signals.confidence(part, temperature=temperature), SMALLEST)
-
-
 def _confidences(signals: Signals, model: int, temperature: float) -> np.ndarray:
     """Return the probability of the true label (N, Q) under one model."""
     one = signals.of_models(slice(model, model + 1))
-    return np.concatenate([_probability(one, part, temperature)[0] for part in one.blocks()])
+    p = np.concatenate([one.confidence(part, temperature=temperature)[0] for part in one.blocks()])
+    return np.maximum(p, SMALLEST)
 
 
 def _reference_means(references: Signals, temperature: float) -> tuple[np.ndarray, np.ndarray]:
@@ -83,7 +80,7 @@ def _reference_means(references: Signals, temperature: float) -> tuple[np.ndarra
     over_all = np.empty((references.records, references.queries))
     over_out = np.empty_like(over_all)
     for part in references.blocks():
-        p = _probability(references, part, temperature)
+        p = np.maximum(references.confidence(part, temperature=temperature), SMALLEST)
         over_all[part] = p.mean(axis=0)
         over_out[part] = mean_over_out(p, references.members[:, part])
     return over_all, over_out
