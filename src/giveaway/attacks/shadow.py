@@ -42,10 +42,6 @@ class TrainedModel(NamedTuple):
     kind: str | None = None
     refused: bool = False  # by a check of ours, whose words say it all
 
-    @property
-    def bytes(self) -> int:
-        return 0 if self.signals is None else self.signals.nbytes
-
 
 def train_shadows(
     training: Retraining,
@@ -193,10 +189,8 @@ def collect_shadows(
     folder: Folder | None,
     on_model: OnModel | None = None,
 ) -> Signals:
-    """Store what `train_missing(numbers)` gives, model by model, and return the signals of all models of the plan.
-
-    It yields them in any order. If the very first fails, no other is waited for. Without a folder nothing is kept.
-    """
+    """Store what `train_missing(numbers)` gives, model by model, and return the signals of all models of the plan. It
+    yields them in any order. If the very first fails, no other is waited for. Without a folder nothing is kept."""
     with shadow_store.open_store(folder, plan) as store:
         missing = sorted(set(plan.numbers) - store.finished())
         failures: dict[int, TrainedModel] = {}
@@ -273,15 +267,15 @@ def _by_joblib(
 
     # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
     with _engine(training) as sent, Parallel(return_as="generator_unordered", batch_size=1) as parallel:
-        least, size = LEAST_TASKS * effective_n_jobs(None), max([0, *(model.bytes for model in known)])
-        start, wave = 0, 1
+        least, start, wave = LEAST_TASKS * effective_n_jobs(None), 0, 1
+        size = sum(model.signals.nbytes for model in known if model.signals is not None)
         # in waves, the first of one model: joblib hands out all the tasks it has, and quick models would pile up
         while start < len(numbers):
             wave = max(least, WAITING_BYTES // size) if size else max(wave, least * (start > 0))
             tasks = map(task, numbers[start : start + wave])
             start += wave
             for model in parallel(tasks):
-                size = max(size, model.bytes)
+                size = max(size, 0 if model.signals is None else model.signals.nbytes)
                 yield model
 
 

@@ -79,12 +79,10 @@ class TrainingJob(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """Which models there are, `job(number)` of each, and what is stored of their predictions.
-
-    Of the rows that a model predicts, `stored` are kept: the records, then the points of the population. `provenance`
-    must stay the same when a run is resumed or more models are added. The kind is None until a model shows it. Of a
-    slice, the models are those from `first` on.
-    """
+    """Which models there are, `job(number)` of each, and what is stored of their predictions. Of the rows
+    that a model predicts, `stored` are kept: the records, then the points of the population. `provenance` must stay the
+    same when a run is resumed or more models are added. The kind is None until a model shows it. Of a slice, the models
+    are those from `first` on."""
 
     records: int
     models: int
@@ -116,10 +114,8 @@ def plan_of_halves(
     population: int = 0,
     population_labels: Any = None,
 ) -> ShadowPlan:
-    """Plan models that are trained on half of the records each, as `balanced_membership` chooses them.
-
-    `fingerprint` names what the signals depend on besides the split; the training function is not known here.
-    """
+    """Plan models that are trained on half of the records each, as `balanced_membership` chooses them. `fingerprint`
+    names what the signals depend on besides the split; the training function is not known here."""
     if kind is not None:
         check_choice("kind", kind, KINDS)
     _check_halves(models, records)
@@ -144,8 +140,7 @@ def plan_of_halves(
 def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Join what a plan knows and what its user names: arrays by their hash, the rest as JSON gives it back."""
     known = {"giveaway": VERSION, **given}
-    taken = sorted({*known} & {*fingerprint})
-    if taken:
+    if taken := sorted({*known} & {*fingerprint}):
         raise fail("fingerprint", "names of its own", ", ".join(taken), "these are checked anyway: leave them out")
     summary = {}
     for name, value in {**known, **fingerprint}.items():
@@ -250,9 +245,7 @@ class ShadowStore(ShadowFolder):
 
     def _row(self, number: int) -> np.ndarray:
         """Return the stored signals of a model on records and population points."""
-        if self._file(number).is_file():
-            return self._array(self._file(number).stem)
-        return self.joined(number)
+        return self._array(self._file(number).stem) if self._file(number).is_file() else self.joined(number)
 
     def joined(self, number: int) -> np.ndarray:
         return np.concatenate([self._array(name)[number - self.plan.first] for name in self._columns])
@@ -271,10 +264,8 @@ class ShadowStore(ShadowFolder):
 
 @contextmanager
 def open_store(folder: Folder | None, plan: ShadowPlan) -> Iterator[ShadowStore]:
-    """Hold the folder's store while the block runs; refuse a second run, and a plan that differs.
-
-    Without a folder it is a temporary one; signals that were read from it stay in their memory map.
-    """
+    """Hold the folder's store while the block runs; refuse a second run, and a plan that differs. Without a folder it
+    is a temporary one; signals that were read from it stay in their memory map."""
     with tempfile.TemporaryDirectory(prefix="giveaway-") if folder is None else nullcontext(folder) as place:
         store = ShadowStore(place, plan)
         with store.locked(new=True):
@@ -311,8 +302,7 @@ def stored_seconds(folder: Folder, models: int) -> float | None:
 
 
 def seconds_in(folder: Folder) -> dict[int, float]:
-    file = Path(folder) / SECONDS
-    if not file.is_file():  # trained elsewhere, or before the seconds were kept
+    if not (file := Path(folder) / SECONDS).is_file():  # trained elsewhere, or before the seconds were kept
         return {}
     whole = re.findall(r"^(\d+),(\d+\.\d{6})$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {int(number): float(seconds) for number, seconds in whole}

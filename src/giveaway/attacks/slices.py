@@ -17,9 +17,7 @@ OF_SLICE = ("only", "models", "about")  # what a slice's marker says besides the
 
 def slice_of(plan: ShadowPlan, only: range, folder: Folder, about: Mapping[str, Any]) -> tuple[ShadowPlan, Path]:
     """Return the plan of a slice and its folder, that of all models where they are joined already; refuse an overlap.
-
-    `about` is for who collects the slices.
-    """
+    `about` is for who collects the slices."""
     main = ShadowFolder(folder)
     if only.step != 1 or not 0 <= only.start < only.stop <= plan.models:
         expected, remedy = f"models in 0:{plan.models}", "count from 0; the second number is the first not to train"
@@ -42,8 +40,7 @@ def collect_slices(folder: Folder) -> tuple[Signals, Mapping[str, Any]]:
     A slice that is missing or unfinished is refused, and so is one of another recipe, seed or version than the first.
     """
     main = ShadowFolder(folder)
-    slices = {only: part for only, part in main.slices().items() if part.marked}
-    if not slices:
+    if not (slices := {only: part for only, part in main.slices().items() if part.marked}):
         return Signals.load(folder), {}
     with ExitStack() as locks:
         for part in slices.values():
