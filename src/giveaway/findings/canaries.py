@@ -85,22 +85,18 @@ def canaries(head: Head | Texts, table: ScoreTable, k: int = 10) -> np.ndarray:
 
 def row_of_record(head: Head | Texts, table: ScoreTable) -> np.ndarray:
     """Return, for each record of `head`, its row in the audit's `table`: its own, or that of its person."""
-    if table.meta.unit == "record":
-        rows, count = np.arange(head.n), head.n
-    else:
-        if head.groups is None:
-            raise fail("head", "groups, as the table is by person", "none", "pass groups= to Head, as for the audit")
-        people, rows = np.unique(head.groups, return_inverse=True)
-        count = len(people)
-    if count != len(table):
-        raise fail("table", f"{count} rows, as the head has", f"{len(table)}", "pass the whole table of this head")
+    names = np.arange(head.n) if table.meta.unit == "record" else head.groups
+    if names is None:
+        raise fail("head", "groups, as the table is by person", "none", "pass groups= to Head, as for the audit")
+    known, rows = np.unique(names, return_inverse=True)
+    if len(known) != len(table):
+        raise fail("table", f"{len(known)} rows, as the head has", f"{len(table)}", "pass the whole table of this head")
     return rows
 
 
 def _targets(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the targets of the rows, scaled so that two classes, or the two answers to one label, are √2 apart."""
-    loss = loss_of(head)
-    if not loss.classes:
+    if not (loss := loss_of(head)).classes:
         return standardized_means(head.targets, row_of, rows)
 
     def read(which: torch.Tensor) -> torch.Tensor:

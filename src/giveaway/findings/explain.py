@@ -61,10 +61,9 @@ class Breakdown:
 
     def _together(self, small: Callable[[Group], bool], joins: Callable[[Group], Any]) -> "Breakdown":
         """Put groups that are small together, with as many others as it takes, in the order of `joins`."""
-        together = [group for group in self.groups if small(group)]
-        rest = sorted((group for group in self.groups if not small(group)), key=joins)
-        if not together:
+        if not (together := [group for group in self.groups if small(group)]):
             return self
+        rest = sorted((group for group in self.groups if not small(group)), key=joins)
         while True:
             rows, exposed = sum(group.rows for group in together), sum(group.exposed for group in together)
             pooled = group_of(POOLED, rows, exposed, self.rows, self.top)

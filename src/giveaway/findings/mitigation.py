@@ -246,10 +246,9 @@ def _attack(signals: Signals) -> AttackScores:
     (LiRA from models without the record, with one deviation for all)."""
     phi = signals.statistic()
     scores = phi.mean(axis=2)
-    if signals.models > 1:
-        for model in range(signals.models):
-            others = np.arange(signals.models) != model
-            scores[model] -= mean_over_out(phi[others], signals.members[others]).mean(axis=1)
+    for model in range(signals.models):
+        others = np.arange(signals.models) != model
+        scores[model] -= mean_over_out(phi[others], signals.members[others]).mean(axis=1)
     return AttackScores("loss", scores, signals.members)
 
 
