@@ -183,11 +183,10 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     exact, near = (times[place] > 1).cpu().numpy(), np.zeros(head.n, dtype=bool)
     for k in range(PROJECTIONS):
         order = torch.argsort(projected[k])
-        one, two = projected[k - 1][order], projected[k - 2][order]
+        others = projected[[k - 1, k - 2]][:, order]
         for shift in range(1, min(NEIGHBOURS, head.n - 1) + 1):
             # a random projection of unit variance is the distance on average; a factor of 3 misses next to nothing
-            close = (one[shift:] - one[:-shift]).abs() <= 3.0 * radius
-            close &= (two[shift:] - two[:-shift]).abs() <= 3.0 * radius
+            close = ((others[:, shift:] - others[:, :-shift]).abs() <= 3.0 * radius).all(dim=0)
             pairs = torch.stack([order[:-shift][close], order[shift:][close]])
             pairs = pairs[:, (projected[:, pairs[0]] - projected[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
             for some in pairs.split(ROWS, 1):

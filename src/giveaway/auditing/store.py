@@ -54,15 +54,14 @@ class AuditFolder(TableFolder):
 
 def fingerprint(head: Head | Texts, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:
     """Return the SHA-256 of everything that a score can depend on; `given` are the inputs of a network."""
+    of_trace = {} if trace is None else {"trace": trace.losses}
     if isinstance(head, Texts):
         arrays = {one.name: getattr(head, one.name) for one in fields(head)} | dict(head.steps or {}, steps=None)
-        return digest_of(arrays | ({} if trace is None else {"trace": trace.losses}))
+        return digest_of(arrays | of_trace)
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in (*names, "inputs", "ids", "groups")}
     arrays |= arrays_of_witnesses(head) | {f"given {name}": value for name, value in (given or {}).items()}
-    if trace is not None:
-        arrays["trace"] = trace.losses
-    return digest_of(arrays, (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen))
+    return digest_of(arrays | of_trace, (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen))
 
 
 def provenance(digest: str, config: dict[str, Any], weights: str | None = None) -> Provenance:
