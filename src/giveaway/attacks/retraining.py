@@ -184,8 +184,7 @@ class Retraining:
             got, remedy = f"{outputs.dtype}, as of predicted classes", "return probabilities or decision values"
             raise fail("outputs", "floating-point numbers", got, remedy)
         outputs = outputs if outputs.dtype.kind == "f" else outputs.astype(np.float64)
-        bad = ~np.isfinite(outputs).reshape(n, -1).all(axis=1)
-        if bad.any():
+        if (bad := ~np.isfinite(outputs).reshape(n, -1).all(axis=1)).any():
             got = f"NaN or infinity in {int(bad.sum())} rows, first in row {int(bad.argmax())}"
             raise fail("outputs", "finite numbers", got, "repair those records, or the training that diverged")
         return outputs
@@ -266,11 +265,10 @@ class Retraining:
 
 def _module_outputs(module: nn.Module, records: ModelRecords) -> torch.Tensor:
     parameter = next(module.parameters(), torch.empty(0))
-    placed = replace(records, device=parameter.device, dtype=parameter.dtype)
     module.eval()
     said = []
     with torch.inference_mode():
-        for _, batch in placed.batches(BATCH_SIZE):
+        for _, batch in replace(records, device=parameter.device, dtype=parameter.dtype).batches(BATCH_SIZE):
             outputs = module(*batch.arguments, **batch.keywords)
             said.append(getattr(outputs, "logits", outputs).float().cpu())
     return torch.cat(said)

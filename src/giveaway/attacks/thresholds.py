@@ -78,8 +78,7 @@ def mean_over_out(values: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 def check_out_references(references: Signals, needed: np.ndarray | bool = True) -> None:
     """Refuse references that were all trained on one of the needed records."""
-    lacking = references.members.all(axis=0) & needed
-    if lacking.any():
+    if (lacking := references.members.all(axis=0) & needed).any():
         got = f"none at row {int(lacking.argmax())} ({int(lacking.sum())} such rows)"
         raise fail("references", "at least 1 model not trained on every record", got, "add models")
 

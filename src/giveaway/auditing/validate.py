@@ -338,11 +338,9 @@ def _class_numbers(table: ScoreTable) -> np.ndarray | None:
 
 def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
     """Refuse records of other classes than the table's: they are other records."""
-    classes = _class_numbers(table)
-    if classes is None:
+    if (classes := _class_numbers(table)) is None:
         return
-    different = np.flatnonzero(labels != classes)
-    if len(different):
+    if len(different := np.flatnonzero(labels != classes)):
         got = f"other classes in {len(different)} of them, first in row {different[0]}"
         raise fail(argument, "the audit's own records", got, "name those of these records, or give rows")
 

@@ -157,8 +157,7 @@ def sides_of(models: Signals, judged: np.ndarray) -> Sides:
     """Measure the judged records on both sides; several queries are averaged."""
     parts = []
     for rows in models.blocks():
-        keep = judged[rows]
-        if keep.any():
+        if (keep := judged[rows]).any():
             phi, members = models.statistic(rows)[:, keep].mean(axis=2), models.members[:, rows][:, keep]
             top = phi == phi.max(axis=0)
             two_valued = (top | (phi == phi.min(axis=0))).all(axis=0)
@@ -260,11 +259,9 @@ def coins_of_effect(effect: float) -> Coins:
 
 
 def coin_p_values(coins: Coins, count: np.ndarray, heads: np.ndarray) -> np.ndarray:
-    """Test records with so many heads of `count` models (2, n) against coins at a boundary.
-
-    With u = Pr[as many heads or more with] and v = Pr[as many or fewer without], a product uv as small has the
-    probability uv·(1 − ln uv), and uv where nothing could be smaller; the pair that makes it largest counts.
-    """
+    """Test records with so many heads of `count` models (2, n) against coins at a boundary. With u = Pr[as many heads
+    or more with] and v = Pr[as many or fewer without], a product uv as small has the probability uv·(1 − ln uv), and uv
+    where nothing could be smaller; the pair that makes it largest counts."""
     tails_in, heads_out = coins
     cases, place = np.unique(np.concatenate([count, heads]), axis=1, return_inverse=True)
     n_in, n_out, heads_with, heads_without = cases

@@ -115,8 +115,7 @@ def _prior_variance(basis: np.ndarray, freedom: np.ndarray, variance: np.ndarray
     """Fit s² ~ σ₀²·F(d, d₀) with log σ₀² on the basis by Fisher's scoring; return d₀ and every record's σ₀²."""
     used = freedom > 0
     curves, d, s2 = basis[used], freedom[used], np.maximum(variance[used], TINY)
-    weights = np.zeros(basis.shape[1])
-    prior = 4.0
+    weights, prior = np.zeros(basis.shape[1]), 4.0
     if not used.any():
         return prior, np.ones(len(basis))
     weights[0] = np.log((d * s2).sum() / d.sum())

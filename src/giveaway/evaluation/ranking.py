@@ -193,8 +193,7 @@ def _share_inside(values: np.ndarray, share: float, argument: str) -> np.ndarray
 
 def _counts(n: int, shares: np.ndarray, argument: str) -> np.ndarray:
     counts = np.rint(n * shares)
-    valid = (counts > 0) & (counts <= n)
-    if not valid.all():
+    if not (valid := (counts > 0) & (counts <= n)).all():
         got = f"{shares[~valid].flat[0]}"
         raise fail(argument, f"a share that keeps 1 to {n} records", got, "give a fraction such as 0.05")
     return counts.astype(np.int64)

@@ -192,8 +192,7 @@ def shadow_curve(
         order = generator.permutation(models.models)
         others = models.of_models(np.sort(order[:truth_models]))
         inside = others.members.sum(axis=0)
-        known = np.minimum(inside, truth_models - inside) >= 2
-        truth = np.where(known, effect_sizes(others).effect_size, -np.inf)
+        truth = np.where(np.minimum(inside, truth_models - inside) >= 2, effect_sizes(others).effect_size, -np.inf)
         found[draw] = [recall_at(score, truth, top, keep) for score in scores.values()]
         for place, size in enumerate(sizes):
             chosen = models.of_models(np.sort(order[truth_models : truth_models + size]))

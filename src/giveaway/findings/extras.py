@@ -80,8 +80,7 @@ class ReportExtras:
     @classmethod
     def load(cls, folder: str | Path) -> "ReportExtras":
         """Read what an audit left in its folder; without a file every part is missing, with the reason."""
-        path = TableFolder(folder).verified(FILE)
-        if not path.is_file():
+        if not (path := TableFolder(folder).verified(FILE)).is_file():
             return cls(missing=dict.fromkeys(PARTS, "the audit folder was made without it: run giveaway audit again"))
         arrays = read_arrays("folder", path, "giveaway audit")
         with reading("folder", path, "file written by giveaway audit"):

@@ -155,8 +155,7 @@ def judge(rules: Rules, folder: str | Path, today: datetime.date, table: ScoreTa
 
 def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
     remedy = "run giveaway validate on the folder again"
-    file = TableFolder(folder).verified("validation.json")
-    if not file.is_file():
+    if not (file := TableFolder(folder).verified("validation.json")).is_file():
         raise fail(place, "an audit that was validated", "none", "run giveaway validate on the folder first")
     stated = read_json(place, file, remedy)
     try:
@@ -246,8 +245,7 @@ def read_rules(path: str | Path) -> Rules:
     for key in given:
         if key not in ("schema", "rule", "waiver"):
             raise fail("gate", "schema, [[rule]] and [[waiver]]", f"{key!r}", nearest(key, ("rule", "waiver")))
-    rules = tuple(_rule(number, table) for number, table in _tables(given, "rule"))
-    if not rules:
+    if not (rules := tuple(_rule(number, table) for number, table in _tables(given, "rule"))):
         raise fail("gate", "at least one [[rule]]", "none", "say what is measured and what is allowed")
     waivers = []
     for number, table in _tables(given, "waiver"):
