@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -234,6 +235,17 @@ def test_failing_code_is_told_by_type_and_place(tmp_path, name, words):
     assert any("users_failing.py" in line for line in whole.err.splitlines() if line.startswith("  File"))
     assert "\x1b" not in whole.err
     assert name == "deep" or SECRET in whole.err
+
+
+def test_a_failure_inside_a_library_is_told_with_our_line_and_its_file(tmp_path):
+    (tmp_path / "users_shapes.py").write_text(
+        "import torch\n"
+        "def model(): return torch.nn.Sequential(torch.nn.Linear(5, 3))\n"
+        "def data(): return torch.zeros(40, 4), torch.arange(40) % 3\n"
+    )
+    with working_in(tmp_path):
+        said = line_of(run("audit", "--model", "users_shapes:model", "--data", "users_shapes:data"))
+    assert re.search(r"RuntimeError at line \d+ of head_layer.py, in linear.py; what it says may hold values", said)
 
 
 def test_what_is_repeated_of_a_long_argument_is_cut():

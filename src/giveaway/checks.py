@@ -39,7 +39,8 @@ def raised_at(error: BaseException) -> str:
     ours = [frame for frame in frames if frame.filename.startswith(OURS)]
     place = next(iter((users_frames(error) or ours or frames)[::-1]), None)
     where = "an unknown line" if place is None else f"line {place.lineno} of {Path(place.filename).name}"
-    return f"{type(error).__name__} at {where}"
+    inside = f", in {Path(frames[-1].filename).name}" if place in ours and place != frames[-1] else ""
+    return f"{type(error).__name__} at {where}{inside}"
 
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:

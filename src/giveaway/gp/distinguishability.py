@@ -106,13 +106,13 @@ def lood(
     >>> int(table.top(1).ids[0])
     3
     """
+    if groups is not None and ids is not None:
+        raise fail("ids", "no ids beside groups", "both", "a row is a person: its name is the group's")
     began = time.perf_counter()
     with stages_of(enabled=progress) as on_stage:
         posterior = Process(kernel, noise).fit(inputs, targets, device=device, on_stage=on_stage)
         on_stage("Gaussian process, leaving records out", 0, 1)
         n = len(posterior.inputs)
-        if groups is not None and ids is not None:
-            raise fail("ids", "no ids beside groups", "both", "a row is a person: its name is the group's")
         names, members = np.arange(n) if ids is None else check_names("ids", ids, n, unique=True), None
         if groups is not None:
             names, members = rows_of_people(check_names("groups", groups, n, unique=False))
