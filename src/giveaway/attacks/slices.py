@@ -63,7 +63,7 @@ def collect_slices(folder: Folder) -> tuple[Signals, Mapping[str, Any]]:
                         remedy = f"remove {part.path} with giveaway purge, and train it as the others"
                         raise fail("collect", "signals of one kind and type", f"model {number}: {refusal}", remedy)
             signals = store.signals()
-    signals = shadow_store.marked_with(signals, folder, next(iter(done.values())).digests)
+    signals = shadow_store.marked_with(signals, folder, next((some.digests for some in done.values()), None))
     for part in slices.values():
         part.remove()
     main.remove_if_empty()

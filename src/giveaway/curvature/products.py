@@ -24,7 +24,7 @@ class HeadProducts:
     """Products with H of `head` at penalty `l2`; softmax windows of `fused_rows` records go through compiled passes."""
 
     def __init__(self, head: Head, l2: float, execution: Execution = HERE) -> None:
-        self.head, self.l2, self.execution = head, l2, execution
+        self.head, self.l2 = head, l2
         self.processes, self.on_rows = execution.processes, execution.on_rows
         self.loss = loss_of(head)
         self.k = 1 if self.loss.shared else head.m

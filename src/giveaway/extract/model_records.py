@@ -78,6 +78,8 @@ def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray 
         for batch in reader.first_pass():
             given: list[tuple[Any, Any]] = [*enumerate(batch.arguments), *batch.keywords.items()]
             tensors = {key: as_tensor("inputs", value).cpu() for key, value in given}
+            if not tensors:
+                raise fail("data", "inputs beside the targets", "targets alone", "yield what the model takes too")
             if not keys:
                 keys, n = list(tensors), reader.total or batch.rows
                 size = sum(tensor.nbytes for tensor in tensors.values()) * n // max(1, batch.rows)

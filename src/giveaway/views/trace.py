@@ -30,9 +30,8 @@ class TraceView:
 
     def __init__(self, trace: LossTrace, head: Head | Texts, losses: np.ndarray) -> None:
         """`losses` (n,) are those of the finished model."""
-        self._trace, self._head = trace, head
-        self._losses = trace.losses
         check_trace(trace, head)
+        self._trace, self._head, self._losses = trace, head, trace.losses
         if len(self._losses) == 0:
             raise fail("trace", "at least one epoch", "none", "end_epoch() ends one; train for some")
         roots, self._seen = self._mean_roots(self._losses)
