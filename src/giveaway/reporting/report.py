@@ -189,18 +189,19 @@ def maps(table: ScoreTable, extras: ReportExtras) -> dict[str, str]:
     axes = next((pair for pair in (("loss", "leverage"), ("loss", "left_out")) if set(pair) <= {*table.columns}), None)
     if axes is None and features is None:
         raise InputError("a map needs loss with leverage or left_out, or the features")
-    rows = chosen_rows(table, MOST_POINTS) if features is None else features.rows
-    ranks = table.rank()[rows]
+    rows, rank = chosen_rows(table, MOST_POINTS) if features is None else features.rows, table.rank()
+    order = np.argsort(-rank[rows], kind="stable")  # the most exposed are drawn last, on top
+    rows = rows[order]
     columns: dict[str, Any] = {
         "row": rows.astype(np.int32),
-        "rank": ranks.astype(np.int32),
-        "risk": (1.0 - (ranks - 1) / max(1, len(table) - 1)).astype(np.float32),
+        "rank": rank[rows].astype(np.int32),
+        "risk": (1.0 - (rank[rows] - 1) / max(1, len(table) - 1)).astype(np.float32),
         "score": table[table.ranking()][rows].astype(np.float32),
         "id": [shown_text(name, 40) for name in table.ids[rows].tolist()],
     }
     if "class" in table.attributes:
         columns["class"] = [shown_text(name, 40) for name in table["class"][rows].tolist()]
-    hidden = 0
+    source, plots, hidden = ColumnDataSource(columns, name=SOURCE), [], 0
     if axes is not None:
         scale = "linear" if table.meta.loss == "tokens" else "log"  # what texts gain may be below 0
         for side, name in zip("xy", axes, strict=True):
@@ -209,17 +210,12 @@ def maps(table: ScoreTable, extras: ReportExtras) -> dict[str, str]:
                 least = axis_from(values)
                 hidden += int((values < least).sum())
                 values = np.maximum(values, least / 2 if np.isfinite(least) else 1e-12)
-            columns[side] = values.astype(np.float32)
-    if features is not None:
-        columns["u"], columns["v"] = features.places[:, 0], features.places[:, 1]
-    order = np.argsort(-ranks, kind="stable")  # the most exposed are drawn last, on top
-    columns = {k: [v[i] for i in order] if isinstance(v, list) else v[order] for k, v in columns.items()}
-    source = ColumnDataSource(columns, name=SOURCE)
-    plots = []
-    if axes is not None:
+            source.add(values.astype(np.float32), side)
         labels = ["loss in the audited model", axes[1]]
         plots.append(_plot(source, "x", "y", f"Loss and {axes[1]}", labels, scale))
     if features is not None:
+        source.add(features.places[order, 0], "u")
+        source.add(features.places[order, 1], "v")
         method = features.method
         method += "" if features.explained is None else f", {100 * features.explained:.0f} % of their variance"
         plots.append(_plot(source, "u", "v", "Features of the last layer", [method, ""], "linear"))
