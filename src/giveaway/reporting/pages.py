@@ -152,20 +152,14 @@ def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -
 
 def mitigation_pages(found: Mitigation) -> dict[str, str | bytes]:
     """Return the files of a mitigation, which name no record: figures for machines, the page, and its picture."""
-    picture = trade_off(found)
-    heads = ["remedy", "trained on", found.measure, "change", "attack on all", "on the most exposed"]
-    heads.append("found of all at 1 % false alarms")
-    rows = []
+    picture, rows = trade_off(found), []
     for one in found.outcomes:
-        figures = (one.attack.on_all, one.attack.on_most_exposed, one.attack.found)
-        cells = [one.remedy.label, f"{one.trained_on:,}", f"{one.accuracy.value:.3f}"]
-        rows.append(
-            [*cells, *(f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (one.change, *figures))]
-        )
-    html = page("mitigation.html", found=found, heads=heads, rows=rows, picture=image_of(picture)[0])
+        measured = (one.change, one.attack.on_all, one.attack.on_most_exposed, one.attack.found)
+        cells = (f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in measured)
+        rows.append([one.remedy.label, f"{one.trained_on:,}", f"{one.accuracy.value:.3f}", *cells])
     return {
         "mitigation.json": as_json(found.to_json()),
-        "mitigation.html": html,
+        "mitigation.html": page("mitigation.html", found=found, rows=rows, picture=image_of(picture)[0]),
         "mitigation.png": figure_bytes(picture),
     }
 
