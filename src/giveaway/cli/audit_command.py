@@ -10,9 +10,8 @@ from giveaway.text import say
 
 
 @click.command(
-    epilog="Rarer options go through --config, in a TOML file or as NAME=VALUE: "
-    + ", ".join(RARE)
-    + ". Each is explained in docs/reference/commands.md."
+    epilog=f"Rarer options go through --config, in a TOML file or as NAME=VALUE: {', '.join(RARE)}. "
+    "Each is explained in docs/reference/commands.md."
 )
 @click.option(
     "--features",
@@ -64,10 +63,7 @@ from giveaway.text import say
 @click.option("--subgroups", help="FILE.csv with a header row: report subgroups that are many at the top.")
 @click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
 @click.option(
-    "--show-records",
-    is_flag=True,
-    default=None,
-    help="Show the exposed records, and their nearest neighbours.",
+    "--show-records", is_flag=True, default=None, help="Show the exposed records, and their nearest neighbours."
 )
 @click.option("--gate", metavar="RULE.toml", help=GATE)
 @click.option("--config", multiple=True, metavar="FILE|NAME=VALUE", help="A TOML file of options, or one rarer option.")

@@ -216,8 +216,7 @@ def audit_into(
         tables = {"scores": run(head, **arguments)}
         if head.groups is not None:
             alone = head.by_record() if isinstance(head, Texts) else replace(head, groups=None)
-            records = run(alone, **arguments)
-            tables = {"people": tables["scores"], "scores": records}
+            tables = {"people": tables["scores"], "scores": run(alone, **arguments)}
         processes.leave()  # all at once: what is left to do is the first one's, and may take long
         if not processes.first:
             return tables

@@ -132,8 +132,7 @@ def _audited(table: ScoreTable) -> dict[str, str]:
 def _ways(options: Options) -> list[str]:
     named = [way for way in WAYS if way in options]
     if len(named) > 1:
-        given = " and ".join(f"--{way}" for way in named)
-        raise fail(named[1], "one way to train", given, "drop one of them")
+        raise fail(named[1], "one way to train", " and ".join(f"--{way}" for way in named), "drop one of them")
     return named
 
 

@@ -221,9 +221,8 @@ def _library(name: str, argument: str) -> Any:
     try:
         return __import__(name)
     except ImportError as error:
-        raise fail(
-            argument, f"{name} installed for a folder or a name", "none", "install them: pip install 'giveaway[lm]'"
-        ) from error
+        remedy = "install them: pip install 'giveaway[lm]'"
+        raise fail(argument, f"{name} installed for a folder or a name", "none", remedy) from error
 
 
 def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthAudit] | None:

@@ -115,9 +115,8 @@ def _designs(leverage: Any, error: Any, freedom: Any, variance: float | None, ou
 
     for name, value in (("leverage", leverage), ("error", error), ("freedom", freedom)):
         if value is None:
-            raise fail(
-                name, f"--{name} of a record", "none", "give --leverage, --error and --freedom; tradeoff takes --h"
-            )
+            remedy = "give --leverage, --error and --freedom; tradeoff takes --h"
+            raise fail(name, f"--{name} of a record", "none", remedy)
     others: dict[str, Any] = {"variance": 1.0 if variance is None else variance, "outputs": outputs}
     return {f"h̄={h} ε={e}": random_design(h, e, freedom, **others) for h, e in product(leverage, error)}
 

@@ -145,8 +145,7 @@ def mitigate(folder: str, tried: tuple[str, ...], models: int, seed: int, as_jso
     table = ScoreTable.load(folder, "scores")
     named = {name: value for name, value in flags.items() if value is not None}
     training, _ = training_named(named, table, lambda words: say(words, err=True))
-    values = dict(map(_values, tried))
-    trials = Trials(training, table, place.path / REMEDIES, tried=values, models=models, seed=seed)
+    trials = Trials(training, table, place.path / REMEDIES, tried=dict(map(_values, tried)), models=models, seed=seed)
     say(f"To try: {', '.join(trial.remedy.label for trial in trials.trials)}.", err=True)
     with parts_of(enabled=True, work="remedies", unit="model") as on_model:
         found = replace(trials.run(on_model), people=(place.path / "people.npz").is_file())

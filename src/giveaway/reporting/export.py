@@ -37,8 +37,7 @@ def record(folder: str | Path, *, by: str | None = None, rules: Rules | None = N
     """Return what may be shared of an audit, for machines: `by` whom, and judged by `rules` (`read_rules`) today."""
     table, measured = audited_table(folder), StoredValidation.load(folder)
     if rules is None and (Path(folder) / VERDICT).is_file():
-        remedy = "name them with --gate RULE.toml"
-        raise fail("gate", "the rules that this audit was judged by", "none", remedy)
+        raise fail("gate", "the rules that this audit was judged by", "none", "name them with --gate RULE.toml")
     today, found = datetime.date.today(), summary(table, measured)
     origin, predicted, stands = table.meta.provenance or Provenance(), table.meta.predicted_share, found["standing"]
     weights = origin.weights_sha256 if found["access"] == "weights" else None

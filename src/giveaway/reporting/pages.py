@@ -88,7 +88,6 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
     """Return everything that the summary says, for machines."""
     chosen, meta = access_of(table), table.meta
     origin = meta.provenance or Provenance()
-    by = table.ranking()
     spread = section(lambda: [shared for each in breakdowns(table) if (shared := each.to_json()) is not None])
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -103,7 +102,7 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
         "records": about(meta.records or len(table)) if (meta.records or len(table)) >= LEAST else None,
         "loss": meta.loss,
         "access": chosen,
-        "ranked_by": by,
+        "ranked_by": table.ranking(),
         "spread_over": spread.content or [],
         "no_spread": "This section could not be made." if spread.note else None,  # an error's words may hold values
         "seconds": meta.seconds,

@@ -261,8 +261,7 @@ def _plot(source: Any, x: str, y: str, title: str, labels: list[str], kind: Any)
     plot = figure(title=title, x_axis_type=kind, y_axis_type=kind, **FRAME)
     points = plot.scatter(x, y, source=source, fill_color=linear_cmap("risk", COLOURS, 1.0, 0.0), **DOT)
     last = range(max(0, len(source.data["rank"]) - RINGED), len(source.data["rank"]))
-    ringed = CDSView(filter=IndexFilter(indices=list(last)))
-    plot.scatter(x, y, source=source, view=ringed, **RING)
+    plot.scatter(x, y, source=source, view=CDSView(filter=IndexFilter(indices=list(last))), **RING)
     hover = [("rank", "@rank"), ("id", "@id"), ("row", "@row"), ("score", "@score{0.0000}")]
     hover += [("class", "@class")] if "class" in source.data else []
     plot.add_tools(HoverTool(tooltips=hover, renderers=[points]))

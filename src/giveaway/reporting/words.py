@@ -183,8 +183,7 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
         assumed.append("A last layer at the optimum of its training objective.")
     if meta.l2 is not None and meta.optimum is not None:
         source = "as the estimator has it" if is_estimator(meta) else "as it was given"
-        given = f"An L2 penalty of {meta.l2:.4g} in summed-loss units, {source}."
-        assumed.append(given if meta.l2 else NO_PENALTY)
+        assumed.append(f"An L2 penalty of {meta.l2:.4g} in summed-loss units, {source}." if meta.l2 else NO_PENALTY)
     if measured is None and meta.predicted_share is not None:
         predicted.append("How many records are exposed, in words, from the model's outputs on records held out.")
         assumed.append("Records held out that come from where the training records come from.")
