@@ -17,7 +17,6 @@ from giveaway.text import say, shown_text
 from giveaway.version import VERSION
 
 TRACEBACK = "--traceback"
-HELP = 0
 MOST = 1_000  # letters of a message: what it repeats may be longer
 EXPECTED = {"InputError": 2, "SolveError": 1, "ProcessError": 1}  # by name: importing them would cost --help its speed
 
@@ -93,15 +92,15 @@ def main() -> None:
         # click takes a file that ends too early for the end of what somebody types
         early = isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError)
         message, code = _in_a_line(error.__cause__ if early and error.__cause__ else error)
-        say(f"giveaway: {message}" if code != HELP else message, err=True)
-        sys.exit(code or 2)
+        say(message, err=True)
+        sys.exit(code)
 
 
 def _in_a_line(error: BaseException) -> tuple[str, int]:
     """Return what to say of an error, and the exit code."""
     kind = type(error).__name__
     if kind == "NoArgsIsHelpError":  # unknown to click 8.1
-        return error.format_message(), HELP  # type: ignore[attr-defined]
+        return error.format_message(), 2  # type: ignore[attr-defined]
     if isinstance(error, click.ClickException):
         said, code = f"{error.format_message()} (giveaway --help lists commands and options)", 2
     elif isinstance(error, KeyboardInterrupt | click.Abort):
@@ -121,4 +120,4 @@ def _in_a_line(error: BaseException) -> tuple[str, int]:
 
         said, code = f"{raised_at(error)}; what it says may hold values of records: see it with {TRACEBACK}", 1
     said = " ".join(said.split())
-    return said if len(said) <= MOST else f"{shown_text(said, MOST)} {said[-200:]}", code
+    return "giveaway: " + (said if len(said) <= MOST else f"{shown_text(said, MOST)} {said[-200:]}"), code
