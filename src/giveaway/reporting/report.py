@@ -26,7 +26,7 @@ from giveaway.reporting.pages import page, section
 from giveaway.reporting.picture import axis_from, image_of
 from giveaway.reporting.validation import StoredValidation, agreement_lines
 from giveaway.reporting.words import access_of, layers_of, notes, standing
-from giveaway.text import shown_text
+from giveaway.text import shown_cell, shown_text
 
 TOP = 100
 NO_HEAD = "the report was made from the table alone; pass head= to have it"
@@ -152,11 +152,8 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
 
 
 def _cell(value: Any) -> tuple[str, str]:
-    if isinstance(value, float):
-        return f"{value:.4g}", repr(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value), str(value)
-    return shown_text(value, 600), ""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return shown_cell(value, 600), repr(value) if number else ""
 
 
 def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
