@@ -166,15 +166,6 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
     found = [f"No attack. Only the model's own outputs and losses on its training {meta.record}s."]
     if meta.continuation is not None:
         found.append("Which texts it gives back word for word when asked to go on after their beginning.")
-    if measured is not None:
-        auc, low, high = measured.stated["lira"]["auc"]
-        none = "A count, which came to no number that can be stated"
-        counted = "The count above, which is a lower bound" if measured.stated["at_least_exposed"]["records"] else none
-        found = [
-            f"LiRA over {measured.stated['models']} shadow models: AUC {auc:.2f} ({low:.2f} to {high:.2f}).",
-            f"{counted}: with few models, exposed records are missed. It is about the training recipe, not about this "
-            "one model.",
-        ]
     predicted = [f"The order of the {meta.rows_are}, by {table.ranking()}: an estimate without retraining."]
     target = "" if meta.loss == "tokens" else ", with its target,"
     attacker = f"An attacker who holds the {meta.record}{target} and has {access_words(table, access)}."
@@ -184,14 +175,22 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
     if meta.l2 is not None and meta.optimum is not None:
         source = "as the estimator has it" if is_estimator(meta) else "as it was given"
         assumed.append(f"An L2 penalty of {meta.l2:.4g} in summed-loss units, {source}." if meta.l2 else NO_PENALTY)
-    if measured is None and meta.predicted_share is not None:
-        predicted.append("How many records are exposed, in words, from the model's outputs on records held out.")
-        assumed.append("Records held out that come from where the training records come from.")
     if measured is not None:
+        auc, low, high = measured.stated["lira"]["auc"]
+        none = "A count, which came to no number that can be stated"
+        counted = "The count above, which is a lower bound" if measured.stated["at_least_exposed"]["records"] else none
+        found = [
+            f"LiRA over {measured.stated['models']} shadow models: AUC {auc:.2f} ({low:.2f} to {high:.2f}).",
+            f"{counted}: with few models, exposed records are missed. It is about the training recipe, not about this "
+            "one model.",
+        ]
         recipe = measured.stated.get("recipe")
         source = f"giveaway's recipe {recipe}" if recipe else "your own"
         assumed.append(f"Shadow models trained in the same way as the audited model: their training is {source}.")
         assumed += [trained] if (trained := measured.stated.get("trained")) else []
+    elif meta.predicted_share is not None:
+        predicted.append("How many records are exposed, in words, from the model's outputs on records held out.")
+        assumed.append("Records held out that come from where the training records come from.")
     predicted += _about_predictions(table)
     return [("Measured", found), ("Predicted, not measured", predicted), ("Assumed", assumed)]
 
@@ -338,12 +337,9 @@ def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
         if errors := done.sketch_error:
             error = errors.get("newton", next(iter(errors.values())))
             how += f", estimates from {done.probes} random probes, off by about {percent(error)} each"
-            bound = done.solve_error or 0.0
-            if bound >= 1 and bound >= STATED_FROM * error:
-                how += SOLVES_STOPPED
-            elif bound >= STATED_FROM * error:
-                how += f" and by the solver's error, at most {percent(bound)} of the projections whose squares the "
-                how += "scores are, over all records together"
+            if (bound := done.solve_error or 0.0) >= STATED_FROM * error:
+                by = f" and by the solver's error, at most {percent(bound)} of the projections whose squares the "
+                how += SOLVES_STOPPED if bound >= 1 else f"{by}scores are, over all records together"
         if done.unsolved:
             how += f"; {told(done.unsolved)} solves did not reach their tolerance, which was allowed"
         capped = table.attributes.get(f"newton_capped{suffix(depth)}")
