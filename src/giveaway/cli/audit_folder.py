@@ -16,7 +16,7 @@ from giveaway.auditing.plan import plan
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
 from giveaway.checks import fail
-from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
+from giveaway.cli.source import Options, audit_arguments, audited_head, device_named, source_from, to_toml
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
 from giveaway.findings.gate import FILE as VERDICT
@@ -32,8 +32,6 @@ from giveaway.reporting.words import access_of, check_access, notes
 from giveaway.storage.files import as_json
 from giveaway.storage.folder import FolderCheckpoint
 from giveaway.text import parts_of, say, shown_text
-
-Options = dict[str, Any]
 
 # of the metadata, for --json
 STATED = ("optimum", "curvature", "repeats", "depths", "view", "no_view", "fusion", "seconds")
@@ -109,7 +107,7 @@ def audit_and_tell(
     by, meta = table.ranking(), table.meta.to_json()
     rows = table.order(by)[:top]
     shown = [by, *(name for name in ("class",) if name in table.attributes)]
-    noun = "text" if table.meta.loss == "tokens" else "record"
+    noun = table.meta.record
     ranking_only = RANKING_ONLY.replace("record", noun)
     told = {
         "folder": str(folder),

@@ -15,7 +15,7 @@ from typing import Any
 from giveaway.checks import fail
 from giveaway.findings.gate import FILE as VERDICT
 from giveaway.findings.gate import Rules, Verdict, judge
-from giveaway.records.meta import Provenance
+from giveaway.records.meta import Meta, Provenance
 from giveaway.reporting.answers import LIMITS, at_least
 from giveaway.reporting.folder import audited_table
 from giveaway.reporting.pages import coarse, page, summary, summary_pages
@@ -98,11 +98,9 @@ def json_record(told: Mapping[str, Any]) -> str:
 
 def model_card(told: Mapping[str, Any]) -> str:
     """Write a record as a section of a model card, in Markdown."""
-    record = "text" if told["audit"]["loss"] == "tokens" else "record"
-    unit = "people" if told["audit"]["unit"] == "person" else f"{record}s"
-    rows, versions = shared_count(told["audit"]["rows"] or 0), told["provenance"]["versions"] or {}
-    version = versions.get("giveaway", VERSION)
-    return page("model_card.md", told=told, record=record, unit=unit, rows=rows, version=version) + "\n"
+    audit, versions = told["audit"], told["provenance"]["versions"] or {}
+    shown = {"rows": shared_count(audit["rows"] or 0), "version": versions.get("giveaway", VERSION)}
+    return page("model_card.md", told=told, **shown, **Meta(unit=audit["unit"], loss=audit["loss"]).nouns) + "\n"
 
 
 def metrics(told: Mapping[str, Any]) -> dict[str, float]:
