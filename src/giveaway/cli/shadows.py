@@ -17,17 +17,18 @@ from giveaway.attacks.shadow import first_model, train_shadows
 from giveaway.attacks.slices import collect_slices
 from giveaway.auditing.validate import LEAST_MODELS, checked_training
 from giveaway.checks import check_choice, check_whole, fail
-from giveaway.cli.source import Options, Say, device_named
+from giveaway.cli.source import Options, device_named
 from giveaway.extract import from_file
 from giveaway.extract.model_records import read_records
 from giveaway.extract.user_files import call_factory, load_estimator, named_function, records_from, signals_from
 from giveaway.records import ScoreTable, Signals
 from giveaway.records.signals import MARKER
-from giveaway.text import human_seconds, parts_of
+from giveaway.text import human_seconds, parts_of, say
 
 MODELS = 64
 WAYS = ("train", "estimator", "recipe")
-OF_TRAINING = ("data", "models", "only", "device", "workers", "dry_run", "allow_pickle")  # options beside a way
+OF_TRAINING = dict.fromkeys(("data", "models", "only", "device", "workers", "dry_run", "allow_pickle"), WAYS)
+OF_TRAINING |= {"device": ("train",), "allow_pickle": ("estimator",)}  # options, and the ways that they stand beside
 RECIPES = {  # what stands in where the audited model cannot be trained again
     "ridge": Ridge(),
     "logistic": LogisticRegression(max_iter=10_000),
@@ -40,9 +41,13 @@ TAKEN_AS = {
     "squared_error": "Predictions are held against the targets: squared errors.",
 }
 OF_TEXTS = "What a model says of a text is the mean log-likelihood of its tokens."
+OF_FEATURES = (
+    " They are trained on the features of the audit. If these are of a network that was trained on the same "
+    "records, the count leaves out what that network gives away: name the records themselves (--data)."
+)
 
 
-def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signals | None, str | None]:
+def signals_named(options: Options, table: ScoreTable) -> tuple[Signals | None, str | None]:
     """Return the signals that the options name, training what is missing of them, and say what was trained.
 
     With `dry_run` only the first model is trained, and what the others would take is said; with `only` a slice.
@@ -57,8 +62,7 @@ def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signal
         return signals, about.get("trained") and f"{about['trained']} {taken_as[signals.kind]}"
     if not named and "models" in options and "estimator" in audited:
         options, named = {**options, "estimator": audited["estimator"]}, ["estimator"]
-    for name in OF_TRAINING:
-        ways = {"device": ("train",), "allow_pickle": ("estimator",)}.get(name, WAYS)
+    for name, ways in OF_TRAINING.items():
         if name in options and not {*named} & {*ways}:
             got, needed = f"--{named[0]}" if named else "none", " or ".join(f"--{way}" for way in ways)
             raise fail(name, f"{needed} beside it", got, f"drop --{name.replace('_', '-')}, or say what to train")
@@ -75,7 +79,7 @@ def signals_named(options: Options, table: ScoreTable, say: Say) -> tuple[Signal
         raise fail("target_model", expected, got, f"drop --target-model, or --{named[0]}")
     models = _how_many(options)
     place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
-    training, trained = _training(options, audited, table, say)
+    training, trained = _training(options, audited, table)
     training, digests = checked_training(training, table)
     only = _slice(options)
     if options.get("dry_run"):
@@ -112,15 +116,15 @@ def _slice(options: Options) -> range | None:
     return range(int(numbers[1]), int(numbers[2]))
 
 
-def training_named(options: Options, table: ScoreTable, say: Say) -> tuple[Retraining, str]:
-    """Return how the audited model is trained, as the options name it or by its own estimator, and say it."""
+def training_named(options: Options, table: ScoreTable) -> Retraining:
+    """Return how the audited model is trained, as the options name it or by its own estimator."""
     audited = _audited(table)
     if not _ways(options):
         if "estimator" not in audited:
             remedy = "name a function of yours that trains it: --train module:function"
             raise fail("train", "--train or --estimator", "none, and no estimator in the audit", remedy)
         options = {**options, "estimator": audited["estimator"]}
-    return _training(options, audited, table, say)
+    return _training(options, audited, table)[0]
 
 
 def _audited(table: ScoreTable) -> dict[str, str]:
@@ -136,19 +140,19 @@ def _ways(options: Options) -> list[str]:
     return named
 
 
-def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Retraining, str]:
+def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable) -> tuple[Retraining, str]:
     """Return how a model is trained, and say it."""
     device = device_named(options.get("device"))
     run: Options = {"workers": options.get("workers", 1), "devices": () if device is None else (str(device),)}
     if (name := options.get("train")) is not None:
-        say(f"Running your code: {name}")
-        training = Retraining(named_function("train", name), *_data(options, audited, table, say), **run)
+        say(f"Running your code: {name}", err=True)
+        training = Retraining(named_function("train", name), *_data(options, audited, table), **run)
         return training, f"The shadow models are trained by your function {name}."
     if (recipe := options.get("recipe")) is not None:
         given = RECIPES[check_choice("recipe", recipe, RECIPES)]
     else:
         given = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-    X, y = _data(options, audited, table, say)
+    X, y = _data(options, audited, table)
     if recipe is not None and getattr(X, "ndim", 0) != 2:
         got = "none" if X is None else f"a {type(X).__name__} of {getattr(X, 'ndim', 'unknown')} dimensions"
         raise fail("data", "a matrix of numbers beside --recipe", got, "name a function that returns (X, y)")
@@ -161,26 +165,17 @@ def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, s
         said += f"; the audited model is a {like}: the count is of {kind} models"
     elif recipe is not None:
         said += "; the count is of these, whose settings need not be those of the audited model"
-    return training, f"The shadow models are {said}.{_of_features(options, audited)}"
+    on_features = not {"data", "inputs"} & {*options, *audited}
+    return training, f"The shadow models are {said}.{OF_FEATURES if on_features else ''}"
 
 
-def _of_features(options: Options, audited: Mapping[str, Any]) -> str:
-    """Say that models are trained on features, which a network may have made that saw all records."""
-    if {"data", "inputs"} & {*options, *audited}:
-        return ""
-    return (
-        " They are trained on the features of the audit. If these are of a network that was trained on the same "
-        "records, the count leaves out what that network gives away: name the records themselves (--data)."
-    )
-
-
-def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Any, Any]:
+def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable) -> tuple[Any, Any]:
     """Return the records and their targets as far as the options, or those of the audit, name them."""
     if table.meta.loss == "tokens":  # whose function says what its model makes of every text
         return None, None
     name = options.get("data", audited.get("data"))
     if name is not None:
-        say(f"Running your code: {name}")
+        say(f"Running your code: {name}", err=True)
         data = call_factory("data", name)
         if isinstance(data, tuple) and len(data) == 2:
             return data

@@ -78,7 +78,7 @@ def validate(folder: str, rule_file: str | None, as_json: bool, **flags: Any) ->
     table = ScoreTable.load(folder, "scores")
     named = {name: value for name, value in flags.items() if value not in (None, ())}
     where = named.setdefault("signals", str(place.path / SIGNALS))
-    signals, trained = signals_named(named, table, lambda words: say(words, err=True))
+    signals, trained = signals_named(named, table)
     if signals is None:
         say(json.dumps({"slice" if flags["only"] else "estimate": trained}) if as_json else str(trained))
         return
@@ -144,7 +144,7 @@ def mitigate(folder: str, tried: tuple[str, ...], models: int, seed: int, as_jso
     place = click.get_current_context().with_resource(AuditFolder(folder).locked())
     table = ScoreTable.load(folder, "scores")
     named = {name: value for name, value in flags.items() if value is not None}
-    training, _ = training_named(named, table, lambda words: say(words, err=True))
+    training = training_named(named, table)
     trials = Trials(training, table, place.path / REMEDIES, tried=dict(map(_values, tried)), models=models, seed=seed)
     say(f"To try: {', '.join(trial.remedy.label for trial in trials.trials)}.", err=True)
     with parts_of(enabled=True, work="remedies", unit="model") as on_model:
