@@ -26,7 +26,7 @@ from giveaway.records.signals import MARKER
 from giveaway.text import human_seconds, parts_of, say
 
 MODELS = 64
-WAYS = ("train", "estimator", "recipe")
+WAYS: tuple[str, ...] = ("train", "estimator", "recipe")
 OF_TRAINING = dict.fromkeys(("data", "models", "only", "device", "workers", "dry_run", "allow_pickle"), WAYS)
 OF_TRAINING |= {"device": ("train",), "allow_pickle": ("estimator",)}  # options, and the ways that they stand beside
 RECIPES = {  # what stands in where the audited model cannot be trained again
