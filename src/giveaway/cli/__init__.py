@@ -21,15 +21,14 @@ MOST = 1_000  # letters of a message: what it repeats may be longer
 EXPECTED = {"InputError": 2, "SolveError": 1, "ProcessError": 1}  # by name: importing them would cost --help its speed
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    commands=[audit, demo, lood, theory, trace, canaries, weights, mitigate, compare, gate, export, validate],
+)
 @click.version_option(VERSION, prog_name="giveaway")
 @click.option(TRACEBACK, is_flag=True, help="Show where an error comes from, values of records too; at any place.")
 def cli(traceback: bool) -> None:
     """Find the training records whose presence your model gives away."""
-
-
-for command in (audit, demo, lood, theory, trace, canaries, weights, mitigate, compare, gate, export, validate):
-    cli.add_command(command)
 
 
 @cli.command()
