@@ -154,9 +154,8 @@ def judged(rules: Rules, place: AuditFolder, table: ScoreTable | None = None) ->
 
 def _top_lines(table: ScoreTable, rows: np.ndarray) -> list[str]:
     by = table.ranking()
-    shown = [name for name in ("class", "records", "tokens", "residual") if name in table.attributes]
-    beside = "newton" if by == "fused" else "leverage"
-    shown = [by, *([beside] if beside in table.scores and beside != by else []), *shown]
+    wanted = (by, "newton" if by == "fused" else "leverage", "class", "records", "tokens", "residual")
+    shown = [name for name in dict.fromkeys(wanted) if name in table.scores or name in table.attributes]
     numbered = np.array_equal(table.ids, np.arange(len(table)))  # other ids, and values, stay in the files
     columns = [table[name][rows].tolist() for name in shown]
     cells = [[f"{value:.3g}" if isinstance(value, float) else shown_text(value, 20) for value in c] for c in columns]
