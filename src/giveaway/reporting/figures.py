@@ -126,8 +126,7 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
     if table.meta.by_person:
         raise fail("table", "rows that are records", "people", "audit the records, by a head without groups")
     shown, what = min(len(trace.rows), len(table)), table.meta.rows_are
-    title = f"When the {shown} of {len(table):,} {what} ranked highest were learned"
-    _, axes = blank(title, (8.2, 4.4), axes)
+    _, axes = blank(f"When the {shown} of {len(table):,} {what} ranked highest were learned", (8.2, 4.4), axes)
     low, middle, high = np.sqrt(np.maximum(np.array(trace.band, dtype=np.float64), 0.0)).T
     epochs = np.arange(1, trace.epochs + 1)
     axes.fill_between(epochs, low, high, color=PALE, alpha=0.6, linewidth=0, label=f"80 % of all {what}", zorder=1)
@@ -174,10 +173,9 @@ def gap_map(
 ) -> Figure:
     """Draw E[loss left out − loss trained on] as colours over ε² and h̄."""
     errors, leverages = np.linspace(0, largest_error, GRID), np.linspace(0, largest_leverage, GRID)
-    design = random_design(leverages[:, None], errors[None], freedom, variance=variance, outputs=outputs)
+    gap = expected_gap(random_design(leverages[:, None], errors[None], freedom, variance=variance, outputs=outputs))
     figure, axes = blank(f"Expected loss gap, n − p = {freedom:g}", (5.8, 4.8), axes)
     # one image: an SVG would have each of its 57,000 triangles as a gradient of its own, 90 MB of them
-    gap = expected_gap(design)
     mesh = axes.pcolormesh(errors**2, leverages, gap, cmap="viridis", shading="gouraud", rasterized=True)
     axes.figure.colorbar(mesh, ax=axes, label="mean of loss left out − loss trained on")
     axes.set_xlabel("squared error of the record under the true model, ε²")

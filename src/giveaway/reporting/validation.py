@@ -69,8 +69,7 @@ class StoredValidation:
     def pages(self) -> dict[str, str | bytes]:
         """Return the names and contents of the files that `load` reads."""
         stream = io.BytesIO()
-        arrays = {name: value for name, value in vars(self).items() if name != "stated"}
-        np.savez(stream, allow_pickle=False, **arrays)
+        np.savez(stream, allow_pickle=False, **{name: value for name, value in vars(self).items() if name != "stated"})
         return {VALUES: stream.getvalue(), STATED: json.dumps(self.stated, indent=2) + "\n"}
 
     def figures(self, table: ScoreTable) -> "list[Figure]":
