@@ -36,10 +36,10 @@ def fail(argument: str, expected: str, got: str, remedy: str) -> InputError:
 def raised_at(error: BaseException) -> str:
     """Name an error by its type and the line that raised it, of the user's code if any: its words may hold values."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename.startswith(OURS)]
-    place = next(iter((users_frames(error) or ours or frames)[::-1]), None)
-    where = "an unknown line" if place is None else f"line {place.lineno} of {Path(place.filename).name}"
-    inside = f", in {Path(frames[-1].filename).name}" if place in ours and place != frames[-1] else ""
+    users, ours = users_frames(error), [frame for frame in frames if frame.filename.startswith(OURS)]
+    through = users or ours or frames
+    where = f"line {through[-1].lineno} of {Path(through[-1].filename).name}" if through else "an unknown line"
+    inside = f", in {Path(frames[-1].filename).name}" if through is ours and ours[-1] != frames[-1] else ""
     return f"{type(error).__name__} at {where}{inside}"
 
 
