@@ -139,9 +139,6 @@ def described(
 
 def _of_people(values: np.ndarray, head: Head | Texts) -> np.ndarray:
     """Return the subgroup of every person, `several` where its records belong to more than one."""
-    _, person = np.unique(np.asarray(head.groups), return_inverse=True)
-    names, number = np.unique(values, return_inverse=True)
-    low, high = np.full(person.max() + 1, len(names)), np.full(person.max() + 1, -1)
-    np.minimum.at(low, person, number)
-    np.maximum.at(high, person, number)
-    return np.where(low == high, names[low], MIXED)
+    _, first, person = np.unique(np.asarray(head.groups), return_index=True, return_inverse=True)
+    mixed = np.bincount(person, values != values[first][person]) > 0
+    return np.where(mixed, MIXED, values[first])
