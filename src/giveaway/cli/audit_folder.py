@@ -79,30 +79,20 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
                 say(json.dumps(cost.to_json()) if as_json else "\n".join(cost.lines()))
             elif processes.first and (cost.seconds or 0.0) >= LONG:
                 say(cost.lines()[0], err=True)
-        if not dry_run:
-            work: Options = {"deeper": deeper, "processes": processes, "resume": resume, "overwrite": overwrite}
-            audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, **work)
+        if dry_run:
+            return
+        place = AuditFolder(out)
+        tables = audit_into(
+            place, head, options, arguments, deeper=deeper, processes=processes, resume=resume, overwrite=overwrite
+        )
+        if processes.first:
+            tell_of_audit(place, tables, rules, top=top, as_json=as_json)
 
 
-def audit_and_tell(
-    out: str,
-    head: Head | Texts,
-    config: Options,
-    arguments: Options,
-    *,
-    top: int,
-    as_json: bool,
-    rules: Rules | None = None,
-    processes: Processes = ALONE,
-    **work: Any,
+def tell_of_audit(
+    place: AuditFolder, tables: dict[str, ScoreTable], rules: Rules | None = None, *, top: int, as_json: bool
 ) -> None:
-    """Audit into the folder `out`, and say what came of it; `work` are further options of `audit_into`."""
-    place = AuditFolder(out)
-    if processes.first:
-        click.get_current_context().with_resource(place.locked(new=True))
-    tables = audit_into(place, head, config, arguments, processes=processes, **work)
-    if not processes.first:
-        return
+    """Say what came of an audit, judged by the rules, and where it lies."""
     table, folder = next(iter(tables.values())), place.path
     by, meta = table.ranking(), table.meta.to_json()
     rows = table.order(by)[:top]
@@ -183,8 +173,11 @@ def audit_into(
     """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result.
 
     `deeper` adds columns of the records through the network that the head is the last layer of. Of several processes
-    the first holds and writes the folder. `resume` goes on with what a killed run left there.
+    the first writes the folder, and holds it until the command ends. `resume` goes on with what a killed run left
+    there.
     """
+    if processes.first:
+        click.get_current_context().with_resource(place.locked(new=True))
     check_access(config.get("access", "probabilities"), head.loss)
     trace = arguments.get("trace")
     if "pseudonymize" in config:

@@ -17,7 +17,8 @@ EPOCHS = 60
 @AS_JSON
 def demo(out: str, overwrite: bool, as_json: bool) -> None:
     """Train a small network on digits and audit it."""
-    from giveaway.cli.audit_folder import audit_and_tell
+    from giveaway.auditing.store import AuditFolder
+    from giveaway.cli.audit_folder import audit_into, tell_of_audit
     from giveaway.extract import from_torch
     from giveaway.records import LossTrace
 
@@ -26,8 +27,9 @@ def demo(out: str, overwrite: bool, as_json: bool) -> None:
     trace = LossTrace(len(dataset), targets=dataset.tensors[1])
     model = train_digits_network(dataset, trace=trace)
     head = from_torch(model, dataset, l2=WEIGHT_DECAY * len(dataset))
-    config = {"demo": "digits", "show_records": True}
-    audit_and_tell(out, head, config, {"trace": trace}, top=10, as_json=as_json, overwrite=overwrite)
+    place, config = AuditFolder(out), {"demo": "digits", "show_records": True}
+    tables = audit_into(place, head, config, {"trace": trace}, overwrite=overwrite)
+    tell_of_audit(place, tables, top=10, as_json=as_json)
 
 
 def digits_dataset() -> Any:
