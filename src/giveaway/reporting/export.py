@@ -16,7 +16,7 @@ from giveaway.checks import fail
 from giveaway.findings.gate import FILE as VERDICT
 from giveaway.findings.gate import Rules, Verdict, judge
 from giveaway.records.meta import Meta, Provenance
-from giveaway.reporting.answers import LIMITS, at_least
+from giveaway.reporting.answers import LIMITS
 from giveaway.reporting.folder import audited_table
 from giveaway.reporting.pages import coarse, page, summary, summary_pages
 from giveaway.reporting.validation import StoredValidation
@@ -29,7 +29,7 @@ NO_DIGESTS = (
     "audit.json, which is restricted, holds the digest of the inputs under this audit number. It is not repeated here, "
     "because it can confirm a guess at a record; nor is that of the weights, unless the attacker has them."
 )
-COUNTED = ("confidence", "false_discovery_rate", "effect_size_above", "power_at_twice_that")
+COUNTED = ("records", "confidence", "false_discovery_rate", "effect_size_above", "power_at_twice_that")
 NOT_IN_NAMES = re.compile(r"[^\w.\- /]")  # of metrics in MLflow
 
 
@@ -51,7 +51,7 @@ def record(folder: str | Path, *, by: str | None = None, rules: Rules | None = N
         "by": None if by is None else shown_text(by, 200),
         "date": today.isoformat(),
         "audit": {"number": origin.audit, "date": found["date"], **{name: found[name] for name in about}},
-        "measured": {"words": stands["Measured"], "attack": None if measured is None else _attack(measured.stated)},
+        "measured": {"words": stands["Measured"], "attack": None if measured is None else _attack(found["validation"])},
         "predicted": {
             "words": stands["Predicted, not measured"],
             "share_exposed": share,
@@ -67,15 +67,14 @@ def record(folder: str | Path, *, by: str | None = None, rules: Rules | None = N
     }
 
 
-def _attack(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what shadow models measured; a count is a lower bound, and its size tells nothing below ten."""
-    count = stated["at_least_exposed"]
+def _attack(shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the summary says of the shadow models, without what they flagged one by one."""
     return {
-        "models": stated["models"],
-        "records": coarse(stated["records"]),
-        "at_least_exposed": {"records": at_least(count["records"]), **coarse({name: count[name] for name in COUNTED})},
-        "lira": {name: coarse(value) for name, value in stated["lira"].items() if name != "nonmembers"},
-        "agreement": coarse(stated["agreement"]),
+        "models": shared["models"],
+        "records": shared["records"],
+        "at_least_exposed": {name: shared["at_least_exposed"][name] for name in COUNTED},
+        "lira": {name: value for name, value in shared["lira"].items() if name != "nonmembers"},
+        "agreement": shared["agreement"],
     }
 
 

@@ -120,15 +120,15 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
     return found
 
 
-def coarse(value: Any, digits: int = 2) -> Any:
+def coarse(value: Any) -> Any:
     """Round every count and share of nested JSON as what is shared is rounded."""
     if isinstance(value, Mapping):
-        return {name: coarse(each, digits) for name, each in value.items()}
+        return {name: coarse(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [coarse(each, digits) for each in value]
+        return [coarse(each) for each in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    return round(value, digits) if isinstance(value, float) else about(value)
+    return round(value, 2) if isinstance(value, float) else about(value)
 
 
 def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -> dict[str, str]:
