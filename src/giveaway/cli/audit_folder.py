@@ -193,11 +193,10 @@ def audit_into(
     origin = provenance(digest, config, None if deeper is None else model_digest(deeper.deep.model))
     if processes.first:
         check_folder(place, origin, overwrite=overwrite)
-    processes.barrier()
+    else:
+        processes.barrier()  # the first one makes its checkpoint before the others
     same = ("inputs_sha256", "weights_sha256", "config", "versions")
     begun = {name: value for name, value in origin.to_json().items() if name in same} | {"processes": processes.size}
-    if not processes.first:  # which makes its own before the others
-        processes.barrier()
     checkpoint = FolderCheckpoint(place.path, begun, resume=resume, rank=processes.rank)
     try:
         if processes.first:
