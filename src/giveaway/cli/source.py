@@ -40,12 +40,11 @@ OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", 
 OF_DEPTH = ("damping", "depth_method", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
 OF_TORCH = ("layer", "relatives")
-OF_MODEL = ("weights", "depth", "batch_size", "cache")
 OF_DATA = ("data", "held_out", "allow_pickle")
 OF_RECORDS = ("inputs", "kernel", "noise", "curvature", "optimum", *OF_SKETCH)
 TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_RECORDS, *OF_HEAD},
-    "model": {*OF_MODEL, *OF_DATA, *OF_RECORDS, *OF_HEAD, *OF_TORCH, *OF_DEPTH},
+    "model": {"weights", "depth", "batch_size", "cache", *OF_DATA, *OF_RECORDS, *OF_HEAD, *OF_TORCH, *OF_DEPTH},
     "estimator": {*OF_DATA, *OF_RECORDS},
     "lm": {"data", "base", "tokenizer", "max_length", "continued", "through", "batch_size"},
 }
