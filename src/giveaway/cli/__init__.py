@@ -83,8 +83,6 @@ def main() -> None:
     arguments = [word for word in sys.argv[1:] if word != TRACEBACK]
     try:
         cli.main(arguments, prog_name="giveaway", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
     except (Exception, KeyboardInterrupt) as error:
         if len(arguments) < len(sys.argv) - 1:
             say("".join(traceback.format_exception(error)), err=True)
