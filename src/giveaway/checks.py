@@ -53,9 +53,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """Suggest names near a misspelt one, else list the names to choose from."""
     known = list(choices)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6 if len(name) > 3 else 0.5)
-    if near:
-        return "did you mean " + " or ".join(near) + "?"
-    return "choose from " + listed(known)
+    return f"did you mean {' or '.join(near)}?" if near else f"choose from {listed(known)}"
 
 
 def listed(names: list[str]) -> str:

@@ -141,7 +141,6 @@ def _ways(options: Options) -> list[str]:
 
 
 def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable) -> tuple[Retraining, str]:
-    """Return how a model is trained, and say it."""
     device = device_named(options.get("device"))
     run: Options = {"workers": options.get("workers", 1), "devices": () if device is None else (str(device),)}
     if (name := options.get("train")) is not None:

@@ -350,7 +350,6 @@ def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
 
 
 def layers_of(depth: str) -> str:
-    """Name the layers of a depth."""
     return LAYERS.get(depth, f"the last {depth.removeprefix('last:')} layers")
 
 
