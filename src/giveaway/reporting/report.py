@@ -131,23 +131,23 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
     for depth in table.meta.depths or ():
         through = f"; through {layers_of(depth)} of the network"
         meanings |= {name + suffix(depth): meaning + through for name, meaning in MEANINGS.items()}
-    kinds = ("number" if column.dtype.kind in "fiu" else "name" for column in values.values())
+    kinds = {name: "number" if column.dtype.kind in "fiu" else "name" for name, column in values.items()}
     records: list[Any] = [] if table.own_terms is None else table.own_terms.words(rows)
-    heated, shown = any(records), extras.contents
-    if shown is not None and not heated:
+    shown = None if (heated := any(records)) else extras.contents
+    if shown is not None:
         held = dict(zip(shown.rows.tolist(), shown.held, strict=True))
         records = [held.get(row, "") if shown.pictures else [(held.get(row, ""), 0)] for row in rows.tolist()]
     lines = zip(*(column.tolist() for column in more.values()), strict=True)
     names = [shown_text(name.removeprefix(SUBGROUP), 80) for name in more]
     return {
-        "columns": [(name, "text why" if name == "why" else kind) for name, kind in zip(values, kinds, strict=True)],
+        "columns": list((kinds | {"why": "text why"}).items()),
         "rows": list(zip(*([_cell(value) for value in column.tolist()] for column in values.values()), strict=True)),
         "more": [" · ".join(f"{name} {_cell(v)[0]}" for name, v in zip(names, line, strict=True)) for line in lines],
         "meanings": [(name, meanings[name]) for name in (*values, *more) if name in meanings],
         "numbers": rows.tolist(),
         "records": records if any(records) else [],
         "heated": heated,
-        "pictures": shown is not None and shown.pictures and not heated,
+        "pictures": shown is not None and shown.pictures,
     }
 
 
