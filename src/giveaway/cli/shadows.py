@@ -87,10 +87,9 @@ def signals_named(options: Options, table: ScoreTable) -> tuple[Signals | None, 
         took = f"the first took {human_seconds(seconds)} and is kept"
         ahead = human_seconds(seconds * missing / max(1, training.workers))
         return None, f"About {ahead} for the {missing} of {models} models that are missing: {took}."
-    place |= {"only": only, "digests": digests}
     about = {"trained": trained} | {name: options[name] for name in ("recipe",) if name in options}
     with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
-        signals = train_shadows(training, **place, about=about, on_model=on_model)
+        signals = train_shadows(training, **place, only=only, digests=digests, about=about, on_model=on_model)
     if only is not None:
         return None, f"Models {only.start} to {only.stop - 1} of {models} are trained; --collect joins all slices."
     return signals, f"{trained} {taken_as[signals.kind]}"
