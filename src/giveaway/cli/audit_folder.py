@@ -47,8 +47,7 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
     if resume and overwrite:
         raise fail("overwrite", "--overwrite or --resume", "both", "drop one of them")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
-    rule_file = options.pop("gate", None)
-    rules = None if rule_file is None else read_rules(rule_file)  # before the work: a mistake in them costs nothing
+    rules = read_rules(options.pop("gate")) if "gate" in options else None  # before the work: a mistake costs nothing
     with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
         tell_first = partial(say, err=True) if processes.first else lambda words: None
         source, deeper = source_from(options, tell_first, processes, dry_run=dry_run)
