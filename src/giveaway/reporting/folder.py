@@ -54,9 +54,7 @@ def report(
     check_kind("table", table, ScoreTable, "pass what ga.audit returned")
     origin = table.meta.provenance or provenance(digest_of({"ids": table.ids, **table.scores}), {})
     groups = {name: check_names(name, v, len(v), unique=False) for name, v in (subgroups or {}).items()}
-    table = described(
-        table, head, origin, groups, access=access or table.meta.access, title=title, show_records=show_records
-    )
+    table = described(table, head, origin, groups, access=access, title=title, show_records=show_records)
     measured = None if validation is None else StoredValidation.of(validation)
     if Path(path).suffix == ".html":
         extras = None if head is None else make_extras(head, table, show_records=show_records)
@@ -131,8 +129,8 @@ def described(
         if table.meta.by_person and head is not None and len(values) == head.n:
             values = _of_people(values, head)
         attributes[f"{SUBGROUP}{name}"] = values
-    access, title = check_access(access, table.meta.loss), title or table.meta.title
-    meta = replace(table.meta, access=access, title=title, provenance=origin)
+    access = check_access(access or table.meta.access, table.meta.loss)
+    meta = replace(table.meta, access=access, title=title or table.meta.title, provenance=origin)
     terms = table.own_terms if show_records or table.own_terms is None else table.own_terms.withheld()
     return replace(table, attributes=attributes, meta=meta, own_terms=terms)
 
