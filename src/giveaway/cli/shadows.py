@@ -171,8 +171,7 @@ def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable) -> tu
     """Return the records and their targets as far as the options, or those of the audit, name them."""
     if table.meta.loss == "tokens":  # whose function says what its model makes of every text
         return None, None
-    name = options.get("data", audited.get("data"))
-    if name is not None:
+    if (name := options.get("data", audited.get("data"))) is not None:
         say(f"Running your code: {name}", err=True)
         data = call_factory("data", name)
         if isinstance(data, tuple) and len(data) == 2:
