@@ -221,6 +221,20 @@ def test_what_is_refused(giveaway, mine, options, words):
     assert not Path("audit").exists()
 
 
+def test_what_a_folder_lacks_is_said(giveaway, mine, monkeypatch):
+    Path("tuned").mkdir()
+    Path("tuned/adapter_config.json").write_text("{}")
+    asked = ("audit", "--lm", "tuned", "--data", "users_lm:texts")
+    words = "lm: expected adapters in safetensors, got none in the folder; save them with save_pretrained"
+    assert one_line(giveaway(*asked)).startswith(words)
+    Path("tuned/adapter_config.json").unlink()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    words = (
+        "lm: expected transformers installed for a folder or a name, got none; install them: pip install 'giveaway[lm]'"
+    )
+    assert one_line(giveaway(*asked)).startswith(words)
+
+
 def test_rules_on_what_texts_do_not_have(giveaway, mine):
     rule = 'schema = 1\n[[rule]]\nname = "few"\nmeasure = "predicted_success"\nabove = 0.7\nat_most_share = 0.1\n'
     Path("rule.toml").write_text(rule)

@@ -103,6 +103,7 @@ def test_a_table_of_texts_is_saved_reported_and_loaded(tmp_path):
         ({"scores": "trace"}, "scores: expected trace beside a score that needs it, got trace alone; pass trace="),
         ({"scores": "newtn"}, "scores"),
         ({"trace": trace_of(texts_of([3, 5, 9]))}, "trace: expected losses of the head's 40 records, got losses of 3"),
+        ({"trace": "my.losses"}, "trace: expected a LossTrace, got str; read a file by ga.LossTrace"),
         ({"optimum": "refit"}, "optimum: expected a head beside it, got texts"),
         ({"curvature": ga.Dense()}, "curvature: expected a head beside it, got texts"),
     ],

@@ -312,5 +312,8 @@ def test_data_that_are_not_the_head_s_are_refused(x, y, monkeypatch):
         "more": (more, r"the same inputs in every batch, each with a row a record, got inputs of shape \(1, 6\)"),
     }.values():
         refused(f"^data: .*{words}", inputs_of_head, others, head, batches=Batches(1))
+    targets = [{"labels": y[row]} for row in range(N)]
+    words = "data: expected inputs beside the targets, got targets alone; yield what the model takes too"
+    refused(words, inputs_of_head, targets, head, batches=Batches(1))
     monkeypatch.setattr("giveaway.checks.available_memory", lambda: 100)
     refused(r"data: expected records that are kept within the 0\.0 GB of free memory", inputs_of_head, data, head)

@@ -192,6 +192,8 @@ def _loaded(argument: str, reference: str) -> tuple[Any, Any]:
             model = peft.PeftModel.from_pretrained(_pretrained(argument, before), reference)
         else:
             model = _pretrained(argument, reference)
+    except InputError:  # a ValueError too, whose words are ours
+        raise
     except (OSError, ValueError) as error:
         expected = "module:function, a folder of save_pretrained with safetensors, or a model that was downloaded"
         remedy = "check the spelling, or write a function that returns (model, tokenizer)"
@@ -209,8 +211,9 @@ def _pretrained(argument: str, reference: str) -> Any:
 
 
 def _tokenizer(reference: str) -> Any:
+    transformers = _library("transformers", "tokenizer")
     try:
-        return _library("transformers", "tokenizer").AutoTokenizer.from_pretrained(reference, **AT_HOME)
+        return transformers.AutoTokenizer.from_pretrained(reference, **AT_HOME)
     except (OSError, ValueError) as error:
         expected = "module:function, or a folder of save_pretrained with a tokenizer"
         raise fail("tokenizer", expected, repr(reference), "save it beside the model") from error
