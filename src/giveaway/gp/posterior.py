@@ -214,9 +214,14 @@ def leave_one_out(regression: KernelRegression) -> LeftOutRecords:
     """Leave every record out in turn and predict at its own input, for the price of one triangular inverse."""
     _, precision, leverage = _inverse_columns(regression)
     residual = regression.weights / precision.unsqueeze(1)
-    mean, mean_change = regression.targets - residual, -leverage.unsqueeze(1) * residual
-    variance, with_ = leverage / precision, regression.noise * leverage
-    return LeftOutRecords(mean, variance, with_, residual, mean_change, leverage)
+    return LeftOutRecords(
+        mean=regression.targets - residual,
+        variance=leverage / precision,
+        variance_with=regression.noise * leverage,
+        residual=residual,
+        mean_change=-leverage.unsqueeze(1) * residual,
+        leverage=leverage,
+    )
 
 
 def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> list[LeftOutGroups]:
