@@ -702,7 +702,7 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder, monke
     assert again["agreement"] == first["agreement"]
     more = json.loads(giveaway(*options, "--models", "32")[1])
     assert more["models"] == 32
-    assert one_line(giveaway(*options, "--seed", 1)).startswith("folder: expected")
+    assert one_line(giveaway(*options, "--models", "32", "--seed", 1)).startswith("folder: expected")
     assert first["target"] == []
     assert 0 < first["seconds"]["training"] == again["seconds"]["training"] < more["seconds"]["training"]
     stored = giveaway("validate", "result")[1]
