@@ -263,7 +263,8 @@ def _by_joblib(
     def task(number: int) -> Any:
         devices = training.devices
         device = {"device": devices[number % len(devices)]} if devices else {}
-        return delayed(_train_one)(sent, number, plan.job(number), plan.kind, plan.stored, device)
+        indices, seed, *_ = plan.job(number)
+        return delayed(_train_one)(sent, number, indices, seed, plan.kind, plan.stored, device)
 
     # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
     with _engine(training) as sent, Parallel(return_as="generator_unordered", batch_size=1) as parallel:
@@ -280,13 +281,19 @@ def _by_joblib(
 
 
 def _train_one(
-    sent: Any, number: int, job: TrainingJob, kind: str | None, stored: slice | np.ndarray, device: dict[str, str]
+    sent: Any,
+    number: int,
+    indices: np.ndarray,
+    seed: int,
+    kind: str | None,
+    stored: slice | np.ndarray,
+    device: dict[str, str],
 ) -> TrainedModel:
     """Train a model in a worker, which must not raise: the other models go on."""
     began = time.perf_counter()
     try:
         training: Retraining = sent() if callable(sent) else sent
-        signals, kind = training.signals(training.train(job.indices, job.seed, **device), kind)
+        signals, kind = training.signals(training.train(indices, seed, **device), kind)
         return TrainedModel(number, signals[stored], time.perf_counter() - began, kind=kind)
     except Exception as error:
         refused, trace = isinstance(error, InputError), traceback.format_exc()

@@ -183,10 +183,11 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     exact, near = (times[place] > 1).cpu().numpy(), np.zeros(head.n, dtype=bool)
     for k in range(PROJECTIONS):
         order = torch.argsort(projected[k])
-        others = projected[[k - 1, k - 2]][:, order]
+        one, two = projected[k - 1][order], projected[k - 2][order]
         for shift in range(1, min(NEIGHBOURS, head.n - 1) + 1):
             # a random projection of unit variance is the distance on average; a factor of 3 misses next to nothing
-            close = ((others[:, shift:] - others[:, :-shift]).abs() <= 3.0 * radius).all(dim=0)
+            close = (one[shift:] - one[:-shift]).abs() <= 3.0 * radius
+            close &= (two[shift:] - two[:-shift]).abs() <= 3.0 * radius
             pairs = torch.stack([order[:-shift][close], order[shift:][close]])
             pairs = pairs[:, (projected[:, pairs[0]] - projected[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
             for some in pairs.split(ROWS, 1):
@@ -246,12 +247,15 @@ def _ask_views(
 
 def _called(classes: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:
     """Return what numbers of classes are called, as numbers where all are; "" where none is known. Values stay."""
-    if classes.dtype.kind != "i":
+    unknown = classes < 0
+    if classes.dtype.kind != "i" or (names is None and not unknown.any()):
         return classes
-    unknown, called = classes < 0, classes if names is None else np.array(names)[classes]
-    if unknown.any():
-        return np.where(unknown, "", called.astype(str))
-    return called.astype(np.int64) if names and all(WHOLE.fullmatch(name) for name in names) else called
+    if names is None:
+        return np.where(unknown, "", classes.astype(str))
+    known = np.array(names)
+    if not unknown.any() and all(WHOLE.fullmatch(name) for name in names):
+        known = known.astype(np.int64)
+    return np.where(unknown, "", known[classes]) if unknown.any() else known[classes]
 
 
 def _predicted_share(head: Head) -> dict[str, Any] | None:

@@ -193,8 +193,13 @@ class FactoredBlocks:
         large. It is never below what the trace says of it."""
         left, right, scale = self._factors(logit)
         half = left.shape[2] // 2
-        (a, b), (c, d) = (part[:, :, : 2 * half].split(half, 2) for part in (left, right))
-        one, other = (a @ c.mT, b @ d.mT) if left.shape[1] <= half else (a.mT @ b, c.mT @ d)
+        first, second = slice(0, half), slice(half, 2 * half)
+        if left.shape[1] <= half:
+            one = left[:, :, first] @ right[:, :, first].mT
+            other = left[:, :, second] @ right[:, :, second].mT
+        else:
+            one = left[:, :, first].mT @ left[:, :, second]
+            other = right[:, :, first].mT @ right[:, :, second]
         norm = (one * other).sum((1, 2), dtype=torch.float64).clamp_min(0.0).sqrt()
         return (scale * (left.shape[2] / half) * norm).maximum(self._mean_leverage(logit) * self._rank**0.5)
 
@@ -295,14 +300,19 @@ BlocksOf = Callable[[slice, OutputCurvature, torch.Tensor, slice | None], Blocks
 
 def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Singular vectors (N, R, 1) to the largest singular value of L Rᵀ, by steps in the smaller of its two sizes."""
-    outside = left.shape[1] <= left.shape[2]
-    there = left @ right.mT if outside else right.mT @ right
-    back = there.mT if outside else left.mT @ left
-    b = _unit((there.abs().sum(1) if outside else there.diagonal(dim1=1, dim2=2)).unsqueeze(2))
+    if left.shape[1] <= left.shape[2]:
+        matrix = left @ right.mT
+        b = _unit(matrix.abs().sum(1).unsqueeze(2))
+        for _ in range(POWER_STEPS):
+            a = _unit(matrix @ b)
+            b = _unit(matrix.mT @ a)
+        return a, b
+    of_left, of_right = left.mT @ left, right.mT @ right
+    beta = _unit(of_right.diagonal(dim1=1, dim2=2).unsqueeze(2))
     for _ in range(POWER_STEPS):
-        a = _unit(there @ b)
-        b = _unit(back @ a)
-    return (a, b) if outside else (_unit(left @ a), _unit(right @ b))
+        alpha = _unit(of_right @ beta)
+        beta = _unit(of_left @ alpha)
+    return _unit(left @ alpha), _unit(right @ beta)
 
 
 def _stretch(left: torch.Tensor, right: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

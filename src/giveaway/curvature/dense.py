@@ -43,7 +43,7 @@ class DenseCurvature:
         for place in range(first, len(parts)):
             window = head.window(parts[place])
             x, v = window.columns(), self.loss.pair_weights(window.outputs.to(torch.float64))
-            self.sums.add(x, v * window.weights)
+            self.sums.add(x, v if head.sample_weight is None else v * window.weights)
             execution.on_rows(len(window))
             if checkpoint.due():
                 checkpoint.save(SAVED_SUMS, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})

@@ -269,7 +269,12 @@ def exact_steps(
     products, loss = curvature.products, curvature.loss
     n, s, _ = gradient.shape
     x = window.rows(torch.float64, products.width).view(n, s, -1)
-    outputs, weight = window.outputs.to(torch.float64).view(n, s, -1), window.weights.view(n, s, 1)
+    of_outputs = loss.curvature(window.outputs.to(torch.float64).view(n, s, -1))
+    weight = window.weights.view(n, s, 1)
+
+    def curve(v: torch.Tensor) -> torch.Tensor:
+        return weight * of_outputs.curve(of_outputs.contrast(v, -1), -1)
+
     first = torch.einsum("nsd,nsm->dmn", x, weight * gradient)
     padding = products.width - window.width
     second = first if total is None else first - torch.nn.functional.pad(total, (0, 0, 0, padding)).unsqueeze(2)
@@ -280,8 +285,8 @@ def exact_steps(
     def apply(v: torch.Tensor, precision: Precision) -> torch.Tensor:
         """H v, less the groups' own terms in their second columns; v is (D, k, columns)."""
         result = products.apply(v.to(precision.dtype), precision).to(v.dtype)
-        moved = torch.einsum("nsd,dmn->nsm", x, v.view(right.shape)[:, :, 1].to(torch.float64))
-        own = torch.einsum("nsd,nsm->dmn", x, CAP * (weight * loss.curve(outputs, moved)))
+        outputs = torch.einsum("nsd,dmn->nsm", x, v.view(right.shape)[:, :, 1].to(torch.float64))
+        own = torch.einsum("nsd,nsm->dmn", x, CAP * curve(outputs))
         result.view(right.shape)[:, :, 1] -= own.to(v.dtype)
         return result
 
@@ -296,7 +301,7 @@ def exact_steps(
         allow_unconverged=True,
     )
     image, step = torch.einsum("nsd,dmcn->cnsm", x, solution.x.view(right.shape).to(x.dtype))
-    norms = ((v * (weight * loss.curve(outputs, v))).sum((1, 2)).clamp_min(0.0).sqrt() for v in (step, image))
+    norms = ((v * curve(v)).sum((1, 2)).clamp_min(0.0).sqrt() for v in (step, image))
     capped = next(norms) > LARGEST_STEP * next(norms)
     if drift is not None:
         step = step + torch.einsum("nsd,dm->nsm", x[..., : len(drift)], drift)

@@ -208,7 +208,8 @@ def remove(posterior: Posterior, rows: Any) -> RemovedRecords:
     count, size = index.shape
     index = check_rows("rows", index.flatten().cpu().numpy(), [size] * count, n).view(count, size)
     index = index.to(posterior.factor.device)
-    unit = torch.nn.functional.one_hot(index.flatten(), n).T.to(posterior.factor)
+    unit = posterior.factor.new_zeros(n, count * size)
+    unit[index.flatten(), torch.arange(count * size, device=unit.device)] = 1.0
     columns = torch.cholesky_solve(unit, posterior.factor).view(n, count, size).transpose(0, 1)
     block = columns.gather(1, index.unsqueeze(2).expand(-1, -1, size))
     factor = torch.linalg.cholesky((block + block.mT) / 2)

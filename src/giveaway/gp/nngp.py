@@ -284,7 +284,8 @@ class KernelChoice:
         """Return what was given beside the name; refuse what the kernel does not take."""
         check_choice("kernel", self.name, KINDS)
         given = {name: value for name, value in vars(self).items() if value is not None}
-        del given["name"], given["sphere"]
+        del given["name"]
+        given.pop("sphere", None)
         for name in given:
             if name not in signature(KINDS[self.name]).parameters:
                 fit = ", ".join(kernel for kernel, kind in KINDS.items() if name in signature(kind).parameters)

@@ -51,16 +51,16 @@ class RecordTextLosses(TrainerCallback):
         self._close()  # of a training that was interrupted in this process
         self._texts = KnownTexts(TokenRows(*self._given, model))
         options: Any = {"process": (args.process_index, args.world_size), "losses_per_epoch": sys.maxsize}
-        if not state.global_step:
-            self.trace = LossTrace(self._texts.documents, self.path, ids=self.ids, **options)
-        else:
+        held = None
+        if state.global_step:
             held = read_arrays("resume_from_checkpoint", _checkpoint(args, state), "a training with this callback")
             options["resume"] = int(held["epochs"])
-            self.trace = LossTrace(self._texts.documents, self.path, ids=self.ids, **options)
+        self.trace = LossTrace(self._texts.documents, self.path, ids=self.ids, **options)
+        self._open.callback(self.trace.close)
+        if held is not None:
             self.trace.go_on(held)
             if float(state.epoch).is_integer():  # a checkpoint of an epoch's last step comes before its end
                 self.trace.end_epoch()
-        self._open.callback(self.trace.close)
         self._open.enter_context(model.register_forward_hook(self._record, with_kwargs=True))
 
     def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:

@@ -191,7 +191,8 @@ class Jacobian:
         way = self.way if held is None else Formed
         with self.network.evaluating():
             for rows, batch in self.network.records.batches(self.rows):
-                jacobian = (held or {}).get(rows.start) or way(self.network, batch)
+                jacobian = None if held is None else held.get(rows.start)
+                jacobian = way(self.network, batch) if jacobian is None else jacobian
                 if held is not None and self._holds:
                     held[rows.start] = jacobian
                 yield Piece(rows, batch, jacobian)

@@ -337,9 +337,12 @@ def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
         if errors := done.sketch_error:
             error = errors.get("newton", next(iter(errors.values())))
             how += f", estimates from {done.probes} random probes, off by about {percent(error)} each"
-            if (bound := done.solve_error or 0.0) >= STATED_FROM * error:
-                by = f" and by the solver's error, at most {percent(bound)} of the projections whose squares the "
-                how += SOLVES_STOPPED if bound >= 1 else f"{by}scores are, over all records together"
+            bound = done.solve_error or 0.0
+            if bound >= 1 and bound >= STATED_FROM * error:
+                how += SOLVES_STOPPED
+            elif bound >= STATED_FROM * error:
+                how += f" and by the solver's error, at most {percent(bound)} of the projections whose squares the "
+                how += "scores are, over all records together"
         if done.unsolved:
             how += f"; {told(done.unsolved)} solves did not reach their tolerance, which was allowed"
         capped = table.attributes.get(f"newton_capped{suffix(depth)}")

@@ -8,7 +8,7 @@ import secrets
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -129,14 +129,17 @@ def as_json(value: Any) -> str:
 
 def file_digest(path: str | os.PathLike[str], folder: int | None = None) -> str | None:
     """Return the SHA-256 of a plain file; None of anything else, such as a link, and of what cannot be read."""
-
-    def plainly(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-
-    with suppress(OSError), open(path, "rb", opener=plainly) as stream:
-        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return None
+        with open(handle, "rb", closefd=False) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
-    return None
+    finally:
+        os.close(handle)
 
 
 @contextmanager

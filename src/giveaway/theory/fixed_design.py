@@ -33,12 +33,14 @@ def tradeoff(h: ArrayLike, *, m: ArrayLike = 1) -> TradeOff:
     """
     h = in_range("h", h, 0, 1, LEVERAGE)
     half = whole("m", m, 1, "give the number of outputs") / 2
+    with np.errstate(divide="ignore"):
+        ratio = (1 + h) / (1 - h)
 
     def errors(alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # inverted before h is broadcast in: few rates, many records
         quantile = gammaincinv(half, alpha)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            at = quantile * ((1 + h) / (1 - h))
+        with np.errstate(invalid="ignore"):
+            at = quantile * ratio
         # h = 1: members have no residual at all, and a non-member has one almost surely
         at = np.where(np.isnan(at), np.inf, at)
         return np.maximum(gammainc(half, at), alpha), np.minimum(gammaincc(half, at), 1 - alpha)

@@ -239,7 +239,7 @@ def left_out(
     n = len(targets)
     drawn, exact = _drawn(n, SAMPLE), fits_whole(n, where, groups is not None) if exact is None else exact
     if exact:
-        rows = _gathered(features, where)
+        rows = _gathered(replace(features, processes=ALONE), where)
         scaling = scaling_of(rows[drawn.to(where)], standardize=standardize, shares=features.shares)
         for part in rows.split(ROWS_AT_ONCE):
             part.copy_(scaling.apply(part))
