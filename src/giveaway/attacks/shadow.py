@@ -269,7 +269,7 @@ def _by_joblib(
     # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
     with _engine(training) as sent, Parallel(return_as="generator_unordered", batch_size=1) as parallel:
         least, start, wave = LEAST_TASKS * effective_n_jobs(None), 0, 1
-        size = sum(model.signals.nbytes for model in known if model.signals is not None)
+        size = max((model.signals.nbytes for model in known if model.signals is not None), default=0)
         # in waves, the first of one model: joblib hands out all the tasks it has, and quick models would pile up
         while start < len(numbers):
             wave = max(least, WAITING_BYTES // size) if size else max(wave, least * (start > 0))

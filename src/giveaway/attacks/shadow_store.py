@@ -79,10 +79,10 @@ class TrainingJob(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """Which models there are, `job(number)` of each, and what is stored of their predictions. Of the rows
-    that a model predicts, `stored` are kept: the records, then the points of the population. `provenance` must stay the
-    same when a run is resumed or more models are added. The kind is None until a model shows it. Of a slice, the models
-    are those from `first` on."""
+    """Which models there are, `job(number)` of each, and what is stored of their predictions. Of the rows that a
+    model predicts, `stored` are kept: the records, then the points of the population. `provenance` must stay the same
+    when a run is resumed or more models are added. The kind is None until a model shows it. Of a slice, the models are
+    those from `first` on."""
 
     records: int
     models: int

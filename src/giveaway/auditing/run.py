@@ -201,7 +201,8 @@ def count_duplicates(head: Head) -> dict[str, Any]:
 
 
 def _hashes(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return a hash (n,) of rows of float64 (n, d) by random odd keys (2, d); −0 is 0."""
+    """Return a hash (n,) of rows of float64 (n, d) by random odd keys (2, d), on their device and to the last digit,
+    as the digests of records are not; −0 is 0."""
     bits = (rows + 0.0).view(torch.int64)
     bits = (bits ^ ((bits >> 32) & 0xFFFFFFFF)) * keys[0]
     return ((bits ^ ((bits >> 32) & 0xFFFFFFFF)) * keys[1]).sum(dim=1)

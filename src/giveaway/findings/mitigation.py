@@ -194,13 +194,14 @@ class Trials:
 
     def _right(self, signals: Signals) -> np.ndarray:
         """Return whether the first model gets each held-out record right; of values, parts whose mean is R²."""
-        said = np.asarray(signals.values[0, self.held, 0], dtype=np.float64)
+        first = signals.of_models(slice(1)).of_records(self.held)
+        said = np.asarray(first.values[0, :, 0], dtype=np.float64)
         if self.training.targets is None:
             return said
         if self.training.labels is None:
             assert self.training.values is not None
             return 1 - said / self.training.values[self.held].var(axis=0).sum()
-        return right(signals.of_models(slice(1)))[0, self.held].astype(np.float64)
+        return right(first)[0].astype(np.float64)
 
 
 def mitigate(

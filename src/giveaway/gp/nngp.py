@@ -283,9 +283,8 @@ class KernelChoice:
     def options(self) -> dict[str, Any]:
         """Return what was given beside the name; refuse what the kernel does not take."""
         check_choice("kernel", self.name, KINDS)
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        del given["name"]
-        given.pop("sphere", None)
+        named = {name: value for name, value in vars(self).items() if name not in ("name", "sphere")}
+        given = {name: value for name, value in named.items() if value is not None}
         for name in given:
             if name not in signature(KINDS[self.name]).parameters:
                 fit = ", ".join(kernel for kernel, kind in KINDS.items() if name in signature(kind).parameters)

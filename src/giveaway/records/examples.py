@@ -136,9 +136,12 @@ def check_targets(y: torch.Tensor, outputs: Rows, loss: str, *, one_class: bool 
         raise fail("targets", f"{n} rows, one a record", f"shape {tuple(y.shape)}", "align them with the features")
     check_finite("targets", y)
     if loss != "cross_entropy":
-        y, each = y.unsqueeze(1) if y.ndim == 1 else y, "value" if loss == "squared" else "0/1 label"
+        y = y.unsqueeze(1) if y.ndim == 1 else y
+        each = "value" if loss == "squared" else "0/1 label"
         check_shape("targets", y, (n, m), f"({n}, {m}), one {each} an output")
-        return y.to(torch.float64) if loss == "squared" else _two_classes(_check_probabilities(y), one_class or m > 1)
+        if loss == "squared":
+            return y.to(torch.float64)
+        return _two_classes(_check_probabilities(y), one_class or m > 1)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y.squeeze(1)
     if y.ndim == 2:
