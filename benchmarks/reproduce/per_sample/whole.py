@@ -37,8 +37,8 @@ from giveaway.network import GaussNewton, InverseCurvature, Network, sketch_reco
 from giveaway.network.solves import Hessian
 
 TARGETS = 4
-SOLVED = 0.1  # error of solves at which a sketch stops
-LANCZOS, MOST_TERMS, OFF = 30, 80, 0.01  # steps; terms of the polynomial, and its relative error
+TOLERANCE, SOLVED = 1e-2, 0.1  # of the first solves; error of solves at which a sketch stops
+LANCZOS, MOST_TERMS, OFF = 30, 80, 0.03  # steps; terms of the polynomial, and its relative error
 VARIANTS = {f"{kind}, {units}": (kind, units) for units in ("summed", "mean") for kind in ("ggn", "hessian")}
 
 
@@ -57,8 +57,14 @@ def run_whole(experiment: Experiment, job: Job) -> None:
         model = built(experiment, data)
         model.load_state_dict(state)
         x, y = torch.from_numpy(data.inputs[rows[number]]), torch.from_numpy(data.targets[rows[number]])
+        network, probes = _network(model, x, y, job), 8 if job.small else PROBES
+        _, ends = job.piece(f"{number} spectrum.npz", "spectrum", partial(_ends, network))
         makers: dict[str, Callable[[], Piece]] = {"last layer": partial(_last_layer, model, x, y, experiment, job)}
-        makers |= {name: partial(_whole, model, x, y, *variant, job) for name, variant in VARIANTS.items()}
+        for name, (kind, units) in VARIANTS.items():
+            damping, before = DAMPING * (len(x) if units == "mean" else 1), found.get(name, {"report": []})["report"]
+            tolerance = before[-1]["tolerance"] if before and kind == "ggn" else TOLERANCE
+            ways = {"ggn": partial(sketched, tolerance=tolerance), "hessian": partial(rooted, ends=ends)}
+            makers[name] = partial(_whole, partial(ways[kind], network, damping, probes), job)
         for name, make in makers.items():
             columns, report = job.piece(f"{number} {name}.npz", name, make)
             own = found.setdefault(name, {"targets": [], "report": []})
@@ -80,16 +86,19 @@ def _last_layer(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, experime
     return {"influence": table["influence"]}, {"seconds": round(seconds, 3)}
 
 
-def _whole(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, kind: str, units: str, job: Job) -> Piece:
-    classes, damping = not y.is_floating_point(), DAMPING * (len(x) if units == "mean" else 1)
+def _network(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, job: Job) -> Network:
+    classes = not y.is_floating_point()
     records = (x.to(job.device), (y if classes else y[:, None]).to(job.device))
-    network = Network(model.to(job.device).eval(), records, loss="cross_entropy" if classes else "squared")
-    work = partial(sketched if kind == "ggn" else rooted, network, damping, 8 if job.small else PROBES)
+    return Network(model.to(job.device).eval(), records, loss="cross_entropy" if classes else "squared")
+
+
+def _whole(work: Callable[[], tuple[torch.Tensor | None, dict]], job: Job) -> Piece:
     (column, report), seconds = timed(work, job.device)
-    return {} if column is None else {"influence": column.cpu().numpy()}, {**report, "seconds": round(seconds, 2)}
+    seconds = round(seconds + report.pop("seconds", 0.0), 2)
+    return {} if column is None else {"influence": column.cpu().numpy()}, {**report, "seconds": seconds}
 
 
-def sketched(network: Network, damping: float, probes: int, tolerance: float = 1e-2) -> tuple[torch.Tensor, dict]:
+def sketched(network: Network, damping: float, probes: int, tolerance: float) -> tuple[torch.Tensor, dict]:
     """Return the influence of every record, from solves that end when the error they leave is small: the bound falls as
     the residual does."""
     for _ in range(3):
@@ -102,12 +111,14 @@ def sketched(network: Network, damping: float, probes: int, tolerance: float = 1
     return found["influence"], {name: found.report[name] for name in kept}
 
 
-def rooted(network: Network, damping: float, probes: int) -> tuple[torch.Tensor | None, dict]:
-    """Return the same with the Hessian, or None where it curves downwards by as much as the damping."""
-    hessian = Hessian(network)
-    generator = torch.Generator().manual_seed(0)
-    low, high = spectrum(hessian, generator)
-    report = {"smallest_eigenvalue": low, "largest_eigenvalue": high, "probes": probes}
+def rooted(
+    network: Network, damping: float, probes: int, ends: dict[str, float]
+) -> tuple[torch.Tensor | None, dict[str, Any]]:
+    """Return the same with the Hessian, whose spectrum has these ends, or None where it curves downwards by as much as
+    the damping."""
+    hessian, generator = Hessian(network), torch.Generator().manual_seed(0)
+    low, high = ends["smallest_eigenvalue"], ends["largest_eigenvalue"]
+    report = {**ends, "probes": probes}
     margin = 0.05 * (high - low)
     low, high = low - 0.2 * abs(low) + damping, high + margin + damping
     if low <= 0:
@@ -138,9 +149,15 @@ def _polynomial(hessian: GaussNewton, damping: float, series: Chebyshev, start: 
     return total
 
 
-def spectrum(hessian: GaussNewton, generator: torch.Generator) -> tuple[float, float]:
-    """Return the smallest and the largest eigenvalue as Lanczos' method sees them from a random start."""
-    network, steps = hessian.network, min(LANCZOS, hessian.network.size - 1)
+def _ends(network: Network) -> Piece:
+    (low, high), seconds = timed(lambda: spectrum(network), network.device)
+    return {}, {"smallest_eigenvalue": low, "largest_eigenvalue": high, "seconds": seconds}
+
+
+def spectrum(network: Network) -> tuple[float, float]:
+    """Return the ends of the Hessian's spectrum as Lanczos' method sees them from a random start."""
+    hessian, steps = Hessian(network), min(LANCZOS, network.size - 1)
+    generator = torch.Generator().manual_seed(0)
     basis = torch.randn(network.size, 1, generator=generator).to(network.device, network.dtype)
     basis /= basis.norm()
     diagonal, beside = [], []
