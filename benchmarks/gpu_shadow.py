@@ -90,9 +90,12 @@ def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
     warm_up(partial(recipe.build, x.shape[1:], 10), x[:2000], labels[:2000], training, options.device)
     clock = options.folder.with_name(options.folder.name + "-seconds.json")
     spent = json.loads(clock.read_text()) if clock.exists() else []
-    began = time.perf_counter()
+    began, first_group = time.perf_counter(), None
 
     def stop_in_time(done: int, total: int) -> None:
+        nonlocal first_group
+        if done == SIDE_BY_SIDE:
+            first_group = round(time.perf_counter() - began, 2)
         if time.perf_counter() - began > options.limit and done < total:
             raise TimeoutError
 
@@ -101,7 +104,10 @@ def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
         signals = train_recipe(recipe, x, labels, kind="logits", on_model=stop_in_time, **asked)
     spent.append(round(time.perf_counter() - began, 2))
     clock.write_text(json.dumps(spent))
-    told = {"epochs": CNN_EPOCHS, "precision": PRECISION, "models_at_once": recipe.models_at_once, "commands": spent}
+    told = {
+        "epochs": CNN_EPOCHS, "precision": PRECISION, "models_at_once": recipe.models_at_once, "commands": spent,
+        "seconds of the first group": first_group,
+    }  # fmt: skip
     if signals is None:
         return {**told, "seconds": None}
     right = np.stack([logits.argmax(-1).reshape(-1) == labels for logits in signals.values])

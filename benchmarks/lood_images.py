@@ -1,8 +1,8 @@
 """All leave-one-out distances of many images under a convolutional NNGP (depth 3), on a GPU.
 
-whole : from images (3 × 32 × 32, made) to distances, for each of --sizes; the first holds what torch.compile takes.
-    Seconds of the clock, of the kernel and of the distances, peak memory, and how far a few entries of the kernel are
-    from those computed alone, on the CPU, where nothing is compiled.
+whole : from images (3 × 32 × 32, made) to distances, for each of --sizes, after a smaller matrix whose seconds are
+    nearly all compiling. Seconds of the clock, of the kernel and of the distances, peak memory, and how far a few
+    entries of the kernel are from those computed alone, on the CPU, where nothing is compiled.
 compiled : how much longer the kernel of --few images takes where nothing is compiled.
 
     python -m benchmarks.lood_images [--device cuda] [--sizes 25000,50000] [--few 8000] [--parts whole compiled]
@@ -23,6 +23,7 @@ from giveaway.gp.nngp import KernelChoice
 from giveaway.gp.posterior import kernel_regression
 
 OUTPUTS, NOISE, LOOKED_AT = 3, 0.05, 4
+COMPILES = 2_000  # images: enough for their kernel to be compiled
 KERNEL = KernelChoice("conv_nngp", sphere=True)
 
 
@@ -38,7 +39,10 @@ def matrix_of(images: torch.Tensor) -> torch.Tensor:
 
 def whole(sizes: Sequence[int], device: torch.device) -> dict[str, Any]:
     torch.linalg.cholesky(torch.eye(500, dtype=torch.float64, device=device))  # libraries load
-    found: dict[str, Any] = {"depth": nngp.DEPTH, "outputs": OUTPUTS}
+    _, compiling = timed(lambda: matrix_of(made_images(COMPILES).to(device)), device)
+    told = {f"seconds of the first {COMPILES} images, with compiling": digits(compiling)}
+    found: dict[str, Any] = {"depth": nngp.DEPTH, "outputs": OUTPUTS, **told}
+    print(told, flush=True)
     for n in sizes:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()

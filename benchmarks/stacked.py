@@ -327,9 +327,9 @@ class _Trainer:
         """Return the outputs (models, rows, …) for all inputs, on the CPU."""
         self.ensemble.module.train(False)
         blocks = self._x.split(EVALUATED_BATCHES * self.batches.width)
-        each = [self.ensemble(x.expand(self.ensemble.models, *x.shape)).cpu() for x in blocks]
+        each = [self.ensemble(x.expand(self.ensemble.models, *x.shape)) for x in blocks]
         self.ensemble.module.train(True)
-        return torch.cat(each, dim=1)
+        return torch.cat(each, dim=1).cpu()  # in the end, so that the device never waits for the host
 
 
 class _Engine:
