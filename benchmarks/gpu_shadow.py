@@ -69,10 +69,12 @@ def time_mlps(options: argparse.Namespace) -> dict[str, Any]:
     return {**told, "seconds": round(seconds, 2), **accuracies(predicted == y, members)}
 
 
-def warm_up(make: Callable[[], nn.Module], x: np.ndarray, y: np.ndarray, training: Training, device: str) -> None:
+def warm_up(
+    make: Callable[[], nn.Module], x: np.ndarray, y: np.ndarray, training: Training, device: str, *, stack: bool = True
+) -> None:
     """Train two models for an epoch: the device is made ready before the clock runs."""
     members = balanced_membership(2, len(x), seed=1)
-    list(train_stacked(make, x, y, members, replace(training, epochs=1), seeds=[0, 1], device=device))
+    list(train_stacked(make, x, y, members, replace(training, epochs=1), seeds=[0, 1], stack=stack, device=device))
 
 
 def accuracies(right: np.ndarray, members: np.ndarray) -> dict[str, float]:
@@ -87,7 +89,8 @@ def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
     assert recipe.build is not None
     training = replace(recipe.training, precision=PRECISION, epochs=CNN_EPOCHS, compiled=True)
     recipe = replace(recipe, training=training, models_at_once=SIDE_BY_SIDE)
-    warm_up(partial(recipe.build, x.shape[1:], 10), x[:2000], labels[:2000], training, options.device)
+    make = partial(recipe.build, x.shape[1:], 10)
+    warm_up(make, x[:2000], labels[:2000], training, options.device, stack=recipe.stack)
     clock = options.folder.with_name(options.folder.name + "-seconds.json")
     spent = json.loads(clock.read_text()) if clock.exists() else []
     began, first_group = time.perf_counter(), None
