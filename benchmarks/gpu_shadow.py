@@ -93,10 +93,11 @@ def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
     warm_up(make, x[:2000], labels[:2000], training, options.device, stack=recipe.stack)
     clock = options.folder.with_name(options.folder.name + "-seconds.json")
     spent = json.loads(clock.read_text()) if clock.exists() else []
-    began, first_group = time.perf_counter(), None
+    began, first_group, stored = time.perf_counter(), None, 0
 
     def stop_in_time(done: int, total: int) -> None:
-        nonlocal first_group
+        nonlocal first_group, stored
+        stored = done
         if done == SIDE_BY_SIDE:
             first_group = round(time.perf_counter() - began, 2)
         if time.perf_counter() - began > options.limit and done < total:
@@ -112,7 +113,7 @@ def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
         "seconds of the first group": first_group,
     }  # fmt: skip
     if signals is None:
-        return {**told, "seconds": None}
+        return {**told, "seconds": None, "stored": stored}
     right = np.stack([logits.argmax(-1).reshape(-1) == labels for logits in signals.values])
     told |= {"seconds": round(sum(spent), 2), **accuracies(right, signals.members)}
     if options.truth:
