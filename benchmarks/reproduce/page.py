@@ -156,10 +156,14 @@ def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
     def through(found: dict[str, Any], way: str) -> dict[str, Any]:
         """Return what one way through the whole network finds, in how many seconds, and whether the last layer of the
         same targets finds more (`less`)."""
-        own, last = ([cell[recall] for cell in found[name]["targets"]] for name in (way, "last layer"))
-        last, seconds = last[: len(own)], mean(report["seconds"] for report in found[way]["report"])
+        both = zip(found[way]["targets"], found["last layer"]["targets"], strict=False)  # none where none has a score
+        pairs = [(one[recall], other[recall]) for one, other in both if one]
+        own, last = [one for one, _ in pairs], [other for _, other in pairs]
+        seconds = mean(report["seconds"] for report in found[way]["report"])
         if not own:
-            return {"text": "not positive", "seconds": seconds, "less": written.UNDECIDED}
+            smallest = max(report["smallest_eigenvalue"] for report in found[way]["report"])
+            text = "not positive" if smallest < -found["damping"] else "not to be had"
+            return {"text": text, "seconds": seconds, "less": written.UNDECIDED}
         text = written.spread([mean(own), stdev(own) if len(own) > 1 else None], 1, 100)
         more, less = written.gain(own, last), written.gain(last, own)["verdict"]
         return {"text": text, "seconds": seconds, "more": more, "less": less}

@@ -9,6 +9,7 @@ from torch import nn
 from giveaway.checks import InputError
 from giveaway.network import GaussNewton, Hessian, Jacobian, Network
 from giveaway.network.jacobian import ColumnByColumn, Formed, ForwardMode
+from giveaway.network.solves import forward_over_reverse, reverse_twice
 from tests.network.cases import DEPTHS, KINDS, M, dense, made, network_of
 
 LOSSES = ("cross_entropy", "squared", "binary_cross_entropy")
@@ -58,6 +59,7 @@ def test_hessian(kind, depth):
     if depth == "all":
         assert float((exact.hessian - exact.ggn).abs().max()) > 1e-3  # it is no Gauss–Newton matrix
     assert product.notes == []
+    assert product.way is forward_over_reverse
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,7 +154,9 @@ def test_layers_that_cannot_be_traced_fall_back_with_a_note(function, way, notes
     assert all(found.startswith(note) for found, note in zip(product.notes, notes, strict=True))
     close(product(v), exact.ggn @ v)
     assert exact.hessian is not None
-    torch.testing.assert_close(Hessian(network)(v), exact.hessian @ v, rtol=1e-9, atol=1e-9)
+    product = Hessian(network)
+    torch.testing.assert_close(product(v), exact.hessian @ v, rtol=1e-9, atol=1e-9)
+    assert product.way is reverse_twice
 
 
 def test_a_layer_that_runs_twice_and_a_shared_weight():

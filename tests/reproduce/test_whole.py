@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.reproduce.__main__ import main
+from benchmarks.reproduce.per_sample import whole
 from benchmarks.reproduce.per_sample.whole import OFF, SOLVED, rooted, sketched, spectrum
 from torch.func import functional_call, grad, vmap
 
@@ -44,17 +45,13 @@ def fitted():
     return Network(model, (x, y), loss="cross_entropy"), gradients, torch.autograd.functional.hessian(total, flat)
 
 
-def ends_of(network):
-    return dict(zip(("smallest_eigenvalue", "largest_eigenvalue"), spectrum(network), strict=True))
-
-
-@pytest.mark.parametrize("damping", [1.0, 600.0])
+@pytest.mark.parametrize("damping", [1.5, 600.0])
 def test_the_hessians_root_gives_the_influence_of_every_record(fitted, damping):
     network, gradients, hessian = fitted
     exact = torch.einsum(
         "ip,pq,iq->i", gradients, torch.linalg.inv(hessian + damping * torch.eye(len(hessian))), gradients
     )
-    found, report = rooted(network, damping, 2_000, ends_of(network))
+    found, report = rooted(network, damping, 2_000, spectrum(network))
     assert report["off"] <= OFF
     assert float((found / exact - 1).square().mean().sqrt()) < 1.3 * (2 / 2_000) ** 0.5 + OFF
     assert np.argmax(found.numpy()) == np.argmax(exact.numpy())
@@ -63,13 +60,29 @@ def test_the_hessians_root_gives_the_influence_of_every_record(fitted, damping):
 def test_a_hessian_that_curves_downwards_has_no_such_score(fitted):
     network, _, hessian = fitted
     truth = torch.linalg.eigvalsh(hessian)
-    ends = ends_of(network)
-    low, high = ends.values()
+    ends = spectrum(network)
+    low, high = ends["smallest_eigenvalue"], ends["largest_eigenvalue"]
     assert low == pytest.approx(float(truth[0]), rel=1e-6)
     assert high == pytest.approx(float(truth[-1]), rel=1e-6)
     found, report = rooted(network, -0.9 * low, 4, ends)
     assert found is None
     assert report["smallest_eigenvalue"] == pytest.approx(low)
+    assert "off" not in report
+    found, report = rooted(network, -1.21 * low, 4, ends)
+    assert found is None
+    assert report["off"] > OFF
+
+
+def test_the_spectrum_is_searched_until_its_lower_end_is_known(fitted, monkeypatch):
+    network, _, hessian = fitted
+    truth = torch.linalg.eigvalsh(hessian)
+    monkeypatch.setattr(whole, "LANCZOS", 3)
+    monkeypatch.setattr(whole, "NEAR", 0.01)
+    below = spectrum(network, least=-0.01)
+    assert truth[0] < below["smallest_eigenvalue"] < -0.01
+    assert below["steps"] < (known := spectrum(network, least=-9.0))["steps"] < len(truth)
+    assert 0 <= known["smallest_eigenvalue"] - truth[0] < known["smallest_off_by"] < whole.NEAR
+    assert known["largest_eigenvalue"] == pytest.approx(float(truth[-1]), rel=1e-6)
 
 
 def test_a_sketch_is_solved_until_its_error_is_small(fitted):

@@ -4,7 +4,8 @@ Gauss–Newton matrix and with the Hessian, beside that of the last layer of the
 gᵀ(G + λ)⁻¹g of all records comes from the library's sketch, solved until the error of its solves is small. The Hessian
 has no such root: there Z = (H + λ)^(-1/2) Ω/√q with Ω normal, by a Chebyshev polynomial on the spectrum that Lanczos'
 method finds, and gᵀ(H + λ)⁻¹g ≈ ‖gᵀZ‖², with a relative error of √(2/q). Where H + λ is not positive there is no such
-score, and the smallest eigenvalue is told.
+score, and where it is too near to that for a short polynomial there is none here; an eigenvalue below −λ is told, or
+the smallest that was found.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,8 @@ from giveaway.network.solves import Hessian
 
 TARGETS = 4
 TOLERANCE, SOLVED = 1e-2, 0.1  # of the first solves; error of solves at which a sketch stops
-LANCZOS, MOST_TERMS, OFF = 30, 80, 0.03  # steps; terms of the polynomial, and its relative error
+LANCZOS, MOST_LANCZOS, NEAR = 30, 150, 1.0  # steps at least and at most, and an eigenvalue's error that ends them
+MOST_DEGREE, OFF = 30, 0.03  # of the polynomial, and its relative error
 VARIANTS = {f"{kind}, {units}": (kind, units) for units in ("summed", "mean") for kind in ("ggn", "hessian")}
 
 
@@ -69,10 +71,8 @@ def run_whole(experiment: Experiment, job: Job) -> None:
             columns, report = job.piece(f"{number} {name}.npz", name, make)
             own = found.setdefault(name, {"targets": [], "report": []})
             own["report"].append(report)
-            if columns:
-                own["targets"].append(
-                    dict(zip(METRICS, digits(figures(columns["influence"], truth[rows[number]])), strict=True))
-                )
+            told = columns and digits(figures(columns["influence"], truth[rows[number]]))
+            own["targets"].append(dict(zip(METRICS, told, strict=True)) if told else None)
     job.save({**found, "seconds": job.seconds()})
 
 
@@ -115,7 +115,7 @@ def rooted(
     network: Network, damping: float, probes: int, ends: dict[str, float]
 ) -> tuple[torch.Tensor | None, dict[str, Any]]:
     """Return the same with the Hessian, whose spectrum has these ends, or None where it curves downwards by as much as
-    the damping."""
+    the damping, or by nearly as much."""
     hessian, generator = Hessian(network), torch.Generator().manual_seed(0)
     low, high = ends["smallest_eigenvalue"], ends["largest_eigenvalue"]
     report = {**ends, "probes": probes}
@@ -124,15 +124,18 @@ def rooted(
     if low <= 0:
         return None, report
     grid = np.geomspace(low, high, 2_000)
-    for terms in range(4, MOST_TERMS):
-        inverse_root = Chebyshev.interpolate(lambda t: t**-0.5, terms, [low, high])
+    for degree in range(1, MOST_DEGREE + 1):
+        inverse_root = Chebyshev.interpolate(lambda t: t**-0.5, degree, [low, high])
         off = float(np.abs(inverse_root(grid) ** 2 * grid - 1).max())
         if off <= OFF:
             break
+    report |= {"degree": degree, "off": off}
+    if off > OFF:
+        return None, report
     start = torch.randn(probes, network.size, generator=generator).T.to(network.device, network.dtype) / probes**0.5
     z = _polynomial(hessian, damping, inverse_root, start)
     found = torch.cat([(_slopes(network, piece) * u).sum(2).square().sum(0) for piece, u in hessian.jacobian.push(z)])
-    return found.double(), {**report, "terms": terms, "off": off}
+    return found.double(), report
 
 
 def _polynomial(hessian: GaussNewton, damping: float, series: Chebyshev, start: torch.Tensor) -> torch.Tensor:
@@ -150,26 +153,30 @@ def _polynomial(hessian: GaussNewton, damping: float, series: Chebyshev, start: 
 
 
 def _ends(network: Network) -> Piece:
-    (low, high), seconds = timed(lambda: spectrum(network), network.device)
-    return {}, {"smallest_eigenvalue": low, "largest_eigenvalue": high, "seconds": seconds}
+    ends, seconds = timed(lambda: spectrum(network), network.device)
+    return {}, {**ends, "seconds": seconds}
 
 
-def spectrum(network: Network) -> tuple[float, float]:
-    """Return the ends of the Hessian's spectrum as Lanczos' method sees them from a random start."""
-    hessian, steps = Hessian(network), min(LANCZOS, network.size - 1)
-    generator = torch.Generator().manual_seed(0)
-    basis = torch.randn(network.size, 1, generator=generator).to(network.device, network.dtype)
-    basis /= basis.norm()
+def spectrum(network: Network, least: float = -DAMPING) -> dict[str, float]:
+    """Return the ends of the Hessian's spectrum as Lanczos' method sees them from a random start, in as many steps
+    as it takes to see an eigenvalue below `least`, or the smallest."""
+    hessian, most = Hessian(network), min(MOST_LANCZOS, network.size - 1)
+    start = torch.randn(network.size, generator=torch.Generator().manual_seed(0))
+    basis = [(start / start.norm()).to(network.device, network.dtype)]
     diagonal, beside = [], []
-    for _ in range(steps):
-        image = hessian(basis[:, -1:])
-        diagonal.append(float((image * basis[:, -1:]).sum()))
+    while True:
+        image, earlier = hessian(basis[-1][:, None])[:, 0], torch.stack(basis)
+        diagonal.append(float(image @ basis[-1]))
         for _ in range(2):  # twice is enough
-            image -= basis @ (basis.T @ image)
+            image -= earlier.T @ (earlier @ image)
+        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
         beside.append(float(image.norm()))
-        basis = torch.cat([basis, image / image.norm()], 1)
-    values = np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
-    return float(values[0]), float(values[-1])
+        basis.append(image / beside[-1])
+        steps, off = len(diagonal), beside[-1] * abs(float(vectors[-1, 0]))
+        if steps == most or (steps >= LANCZOS and (values[0] < least or off < NEAR)):
+            break
+    ends = {"smallest_eigenvalue": float(values[0]), "largest_eigenvalue": float(values[-1])}
+    return {**ends, "steps": steps, "smallest_off_by": off}
 
 
 def _slopes(network: Network, piece: Any) -> torch.Tensor:

@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.func import grad, jvp, vmap
 
 from giveaway.checks import check_choice, check_number, check_positive, check_whole, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Solution, column_cg, shared_cg
 from giveaway.linalg.precision import signs
-from giveaway.network.jacobian import Jacobian
-from giveaway.network.network import Network, Values
+from giveaway.network.jacobian import Jacobian, doubt
+from giveaway.network.network import Network, near
 
 PARAMETERS_AT_ONCE = 65_536
 FEWEST, MOST = 128, 512  # directions that pay
@@ -66,13 +67,16 @@ class Hessian(GaussNewton):
 
     def __init__(self, network: Network, damping: float = 0.0, jacobian: Jacobian | None = None) -> None:
         super().__init__(network, damping, jacobian)
+        some = parameter_signs(network, 0, slice(0, 2))
         try:
             with network.evaluating():
-                some, zeros = network.records.take(slice(0, 1)), torch.zeros(1, network.size)
-                _second_derivatives(network, some)(network.parameters.split(zeros.to(network.device, network.dtype)))
+                reverse_twice(network, network.records.take(slice(0, 1)))(some)
         except Exception as error:  # what a layer raises when it is differentiated twice is up to the layer
             got = f"layers that cannot ({type(error).__name__})"
             raise fail("curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"') from error
+        ways = forward_over_reverse, reverse_twice
+        differ = doubt(network, lambda batch: near(*(way(network, batch)(some) for way in ways)))
+        self.way = reverse_twice if differ else forward_over_reverse
 
     def __call__(self, right: torch.Tensor) -> torch.Tensor:
         network, wide = self.network, right.T
@@ -80,17 +84,30 @@ class Hessian(GaussNewton):
         total = torch.zeros_like(wide)
         with network.evaluating():
             for _, batch in network.records.batches(network.work.rows(columns)):
-                product = _second_derivatives(network, batch)
+                product = self.way(network, batch)
                 for at, part in zip(total.split(columns), wide.split(columns), strict=True):
-                    at += network.parameters.join(product(network.parameters.split(part)))
+                    at += product(part)
         self.jacobian.passes += 1
         self.jacobian.column_passes += len(wide)
         return total.add_(wide, alpha=self.damping).T
 
 
-def _second_derivatives(network: Network, batch: RecordBatch) -> Callable[[Values], Values]:
-    """Products with Σ_j ∇²ℓ_j of a batch, by plain backward passes for all columns at once."""
-    values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
+# V (s, P) ↦ V Σ_j ∇²ℓ_j for the records of a batch, all columns at once
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def forward_over_reverse(network: Network, batch: RecordBatch) -> Product:
+    """By the derivative of the gradient along each column."""
+    function, parameters = network.function(batch), network.parameters
+    slope = grad(lambda values: network.loss.value(function(values), batch.targets).sum())
+    along = vmap(lambda tangent: jvp(slope, (parameters.values,), (tangent,))[1])
+    return lambda columns: parameters.join(along(parameters.split(columns)))
+
+
+def reverse_twice(network: Network, batch: RecordBatch) -> Product:
+    """By two plain backward passes: convolutions go column by column, with filters as large as their images."""
+    parameters = network.parameters
+    values = {name: value.clone().requires_grad_() for name, value in parameters.values.items()}
     leaves = list(values.values())
     with torch.enable_grad():
         total = network.loss.value(network.function(batch)(values), batch.targets).sum()
@@ -98,10 +115,10 @@ def _second_derivatives(network: Network, batch: RecordBatch) -> Callable[[Value
         # a graph even where the loss is linear in a parameter
         slopes = [slope + 0.0 * leaf for slope, leaf in zip(first, leaves, strict=True)]
 
-    def product(tangents: Values) -> Values:
-        given = [tangents[name] for name in values]
+    def product(columns: torch.Tensor) -> torch.Tensor:
+        given = list(parameters.split(columns).values())
         found = torch.autograd.grad(slopes, leaves, given, retain_graph=True, is_grads_batched=True)
-        return dict(zip(values, found, strict=True))
+        return parameters.join(dict(zip(values, found, strict=True)))
 
     return product
 
