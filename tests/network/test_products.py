@@ -159,6 +159,17 @@ def test_layers_that_cannot_be_traced_fall_back_with_a_note(function, way, notes
     assert product.way is reverse_twice
 
 
+def test_the_hessian_of_layers_that_vmap_cannot_take_backwards_twice():
+    def normed():
+        layers = nn.Linear(4, 8), nn.Unflatten(1, (2, 2, 2)), nn.GroupNorm(2, 2), nn.Tanh(), nn.Flatten()
+        return nn.Sequential(*layers, nn.Linear(8, M))
+
+    network = seeded(normed)
+    v, product, exact = columns(network.size), Hessian(network), dense(network, hessian=True).hessian
+    assert exact is not None
+    torch.testing.assert_close(product(v), exact @ v, rtol=1e-9, atol=1e-9)
+
+
 def test_a_layer_that_runs_twice_and_a_shared_weight():
     class Twice(nn.Module):
         def __init__(self) -> None:

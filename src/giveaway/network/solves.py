@@ -105,7 +105,7 @@ def forward_over_reverse(network: Network, batch: RecordBatch) -> Product:
 
 
 def reverse_twice(network: Network, batch: RecordBatch) -> Product:
-    """By two plain backward passes: convolutions go column by column, with filters as large as their images."""
+    """By two plain backward passes, one column after another: for layers that the other way cannot trace."""
     parameters = network.parameters
     values = {name: value.clone().requires_grad_() for name, value in parameters.values.items()}
     leaves = list(values.values())
@@ -116,9 +116,9 @@ def reverse_twice(network: Network, batch: RecordBatch) -> Product:
         slopes = [slope + 0.0 * leaf for slope, leaf in zip(first, leaves, strict=True)]
 
     def product(columns: torch.Tensor) -> torch.Tensor:
-        given = list(parameters.split(columns).values())
-        found = torch.autograd.grad(slopes, leaves, given, retain_graph=True, is_grads_batched=True)
-        return parameters.join(dict(zip(values, found, strict=True)))
+        each = zip(*parameters.split(columns).values(), strict=True)
+        found = [torch.autograd.grad(slopes, leaves, column, retain_graph=True) for column in each]
+        return torch.stack([torch.cat([part.flatten() for part in parts]) for parts in found])
 
     return product
 
