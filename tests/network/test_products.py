@@ -157,6 +157,8 @@ def test_layers_that_cannot_be_traced_fall_back_with_a_note(function, way, notes
     product = Hessian(network)
     torch.testing.assert_close(product(v), exact.hessian @ v, rtol=1e-9, atol=1e-9)
     assert product.way is reverse_twice
+    assert product.notes[:-1] == GaussNewton(network).notes
+    assert product.notes[-1].startswith("second derivatives forwards: ")
 
 
 def test_the_hessian_of_layers_that_vmap_cannot_take_backwards_twice():
@@ -168,6 +170,15 @@ def test_the_hessian_of_layers_that_vmap_cannot_take_backwards_twice():
     v, product, exact = columns(network.size), Hessian(network), dense(network, hessian=True).hessian
     assert exact is not None
     torch.testing.assert_close(product(v), exact @ v, rtol=1e-9, atol=1e-9)
+
+
+def test_second_derivatives_that_are_wrong_are_refused():
+    """As torch's of its own weight norm are, by more than half."""
+    normed = seeded(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Linear(6, M)))
+    with pytest.raises(InputError, match=r'second derivatives that are symmetric, got .*; use curvature="ggn"'):
+        Hessian(normed)
+    exact, v = dense(normed), columns(normed.size)
+    close(GaussNewton(normed)(v), exact.ggn @ v)
 
 
 def test_a_layer_that_runs_twice_and_a_shared_weight():

@@ -107,9 +107,10 @@ class Work:
         by_records = self.cached // (min(LEAST_ROWS, self.n) * self.activations * self.bytes)
         return min(asked, self.vectors(6), max(by_records, 1))
 
-    def rows(self, columns: int) -> int:
-        """Records at once for this many columns."""
-        return max(1, min(MOST_ROWS, self.n, self.cached // (columns * self.activations * self.bytes)))
+    def rows(self, columns: int, held: int = 1) -> int:
+        """Records at once for this many columns, by work that holds the activations so many times."""
+        room = min(self.cached, self.memory // 2 // held)
+        return max(1, min(MOST_ROWS, self.n, room // (columns * self.activations * self.bytes)))
 
     def rows_of_gradients(self, outputs: int = 1) -> int:
         """Records at once where each needs `outputs` vectors of parameters of its own."""

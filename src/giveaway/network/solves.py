@@ -10,13 +10,14 @@ from torch.func import grad, jvp, vmap
 
 from giveaway.checks import check_choice, check_number, check_positive, check_whole, fail
 from giveaway.extract.batches import RecordBatch
-from giveaway.linalg.cg import Solution, column_cg, shared_cg
+from giveaway.linalg.cg import Product, Solution, column_cg, shared_cg
 from giveaway.linalg.precision import signs
 from giveaway.network.jacobian import Jacobian, doubt
 from giveaway.network.network import Network, near
 
 PARAMETERS_AT_ONCE = 65_536
 FEWEST, MOST = 128, 512  # directions that pay
+HELD = 4  # times the activations that a product with the Jacobian holds, a product with the Hessian does
 SEED = 0x5EED0FDA  # sets the signs of parameters apart from those of records
 VECTORS = 10  # of P numbers that one column takes while it is solved
 CURVATURES = ("ggn", "hessian")
@@ -67,23 +68,27 @@ class Hessian(GaussNewton):
 
     def __init__(self, network: Network, damping: float = 0.0, jacobian: Jacobian | None = None) -> None:
         super().__init__(network, damping, jacobian)
-        some = parameter_signs(network, 0, slice(0, 2))
+        some, remedy = parameter_signs(network, 0, slice(0, 2)), 'use curvature="ggn"'
         try:
             with network.evaluating():
-                reverse_twice(network, network.records.take(slice(0, 1)))(some)
+                bent = reverse_twice(network, network.records.take(slice(0, 1)))(some)
         except Exception as error:  # what a layer raises when it is differentiated twice is up to the layer
             got = f"layers that cannot ({type(error).__name__})"
-            raise fail("curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"') from error
+            raise fail("curvature", "a model that can be differentiated twice", got, remedy) from error
+        if not near(some[0] @ bent[1], some[1] @ bent[0], bent.norm()):  # those of torch's weight norm are wrong
+            raise fail("curvature", "second derivatives that are symmetric", "others (weight norm's are)", remedy)
         ways = forward_over_reverse, reverse_twice
         differ = doubt(network, lambda batch: near(*(way(network, batch)(some) for way in ways)))
         self.way = reverse_twice if differ else forward_over_reverse
+        if differ:
+            self.notes = [*self.notes, f"second derivatives forwards: {differ}"]
 
     def __call__(self, right: torch.Tensor) -> torch.Tensor:
         network, wide = self.network, right.T
         columns = network.work.columns(max(len(wide), 1))
         total = torch.zeros_like(wide)
         with network.evaluating():
-            for _, batch in network.records.batches(network.work.rows(columns)):
+            for _, batch in network.records.batches(network.work.rows(columns, HELD)):
                 product = self.way(network, batch)
                 for at, part in zip(total.split(columns), wide.split(columns), strict=True):
                     at += product(part)
@@ -92,22 +97,17 @@ class Hessian(GaussNewton):
         return total.add_(wide, alpha=self.damping).T
 
 
-# V (s, P) ↦ V Σ_j ∇²ℓ_j for the records of a batch, all columns at once
-Product = Callable[[torch.Tensor], torch.Tensor]
-
-
 def forward_over_reverse(network: Network, batch: RecordBatch) -> Product:
-    """By the derivative of the gradient along each column."""
+    """V (s, P) ↦ V Σ_j ∇²ℓ_j of a batch, by the derivative of the gradient along all rows of V at once."""
     function, parameters = network.function(batch), network.parameters
     slope = grad(lambda values: network.loss.value(function(values), batch.targets).sum())
     along = vmap(lambda tangent: jvp(slope, (parameters.values,), (tangent,))[1])
-    return lambda columns: parameters.join(along(parameters.split(columns)))
+    return lambda rows: parameters.join(along(parameters.split(rows)))
 
 
 def reverse_twice(network: Network, batch: RecordBatch) -> Product:
-    """By two plain backward passes, one column after another: for layers that the other way cannot trace."""
-    parameters = network.parameters
-    values = {name: value.clone().requires_grad_() for name, value in parameters.values.items()}
+    """The same by two plain backward passes, one row after another: for layers that the other way cannot trace."""
+    values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
     leaves = list(values.values())
     with torch.enable_grad():
         total = network.loss.value(network.function(batch)(values), batch.targets).sum()
@@ -115,9 +115,9 @@ def reverse_twice(network: Network, batch: RecordBatch) -> Product:
         # a graph even where the loss is linear in a parameter
         slopes = [slope + 0.0 * leaf for slope, leaf in zip(first, leaves, strict=True)]
 
-    def product(columns: torch.Tensor) -> torch.Tensor:
-        each = zip(*parameters.split(columns).values(), strict=True)
-        found = [torch.autograd.grad(slopes, leaves, column, retain_graph=True) for column in each]
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        each = zip(*network.parameters.split(rows).values(), strict=True)
+        found = [torch.autograd.grad(slopes, leaves, row, retain_graph=True) for row in each]
         return torch.stack([torch.cat([part.flatten() for part in parts]) for parts in found])
 
     return product
