@@ -156,15 +156,17 @@ def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
     def through(found: dict[str, Any], way: str) -> dict[str, Any]:
         """Return what one way through the whole network finds, in how many seconds, and whether the last layer of the
         same targets finds more (`less`)."""
-        both = zip(found[way]["targets"], found["last layer"]["targets"], strict=False)  # none where none has a score
+        both = list(zip(found[way]["targets"], found["last layer"]["targets"], strict=False))
         pairs = [(one[recall], other[recall]) for one, other in both if one]
-        own, last = [one for one, _ in pairs], [other for _, other in pairs]
         seconds = mean(report["seconds"] for report in found[way]["report"])
-        if not own:
+        if not pairs:
+            damping = found["damping"] * (found["records_a_model"] if way.endswith("mean") else 1)
             smallest = max(report["smallest_eigenvalue"] for report in found[way]["report"])
-            text = "not positive" if smallest < -found["damping"] else "not to be had"
-            return {"text": text, "seconds": seconds, "less": written.UNDECIDED}
+            text = "not positive" if smallest < -damping else "not to be had"
+            return {"text": text, "seconds": seconds, "less": written.UNDECIDED, "more": {"text": ""}}
+        own, last = [one for one, _ in pairs], [other for _, other in pairs]
         text = written.spread([mean(own), stdev(own) if len(own) > 1 else None], 1, 100)
+        text += f" ({len(own)} of {len(both)} targets)" if len(own) < len(both) else ""
         more, less = written.gain(own, last), written.gain(last, own)["verdict"]
         return {"text": text, "seconds": seconds, "more": more, "less": less}
 
@@ -176,7 +178,7 @@ def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
         how = f"{written.digits(min(ends), 2)} to {written.digits(max(ends), 2)}" if ends else "–"
         if "solve_error" in reports[0]:
             how = written.fixed(max(report["solve_error"] for report in reports), 2)
-        beside = "more" in own and way != "last layer"
+        beside = own["more"]["text"] and way != "last layer"
         more = f"{written.signed(own['more']['mean'], 1)} ± {own['more']['error']:.1f}" if beside else "–"
         return [own["text"], how, more, written.duration(own["seconds"])]
 

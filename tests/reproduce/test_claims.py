@@ -201,6 +201,24 @@ def test_the_mean_damping_must_find_less_with_either_curvature(ggn, hessian, exp
     assert claims_of("per_sample", {"california_mlp_whole": good})[-1].verdict == UNMEASURED
 
 
+@pytest.mark.parametrize(
+    ("smallest", "scored", "said"),
+    [
+        (-900.0, 0, "Hessian not to be had in 9 s"),
+        (-1_100.0, 0, "Hessian not positive in 9 s"),
+        (-1_100.0, 2, "(2 of 4 targets)"),
+    ],
+)
+def test_targets_without_a_score_decide_nothing(smallest, scored, said):
+    good = whole_of({"ggn, mean": 0.3, "hessian, mean": 0.3})
+    other = deepcopy(good) | {"damping": 10.0, "records_a_model": 100}
+    other["hessian, mean"]["targets"][scored:] = [None] * (4 - scored)
+    other["hessian, mean"]["report"][0]["smallest_eigenvalue"] = smallest
+    claim = claims_of("per_sample", {"california_mlp_whole": good, "cifar10_cnn_whole": other})[-1]
+    assert claim.verdict == UNDECIDED
+    assert said in claim.measured
+
+
 def test_scores_that_shared_their_gpu_are_told_and_not_counted(committed):
     claim = claims_of("per_sample", committed)[6]
     assert claim.measured.startswith("true in 3 of 6: ")

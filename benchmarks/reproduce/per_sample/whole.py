@@ -4,8 +4,8 @@ Gauss–Newton matrix and with the Hessian, beside that of the last layer of the
 gᵀ(G + λ)⁻¹g of all records comes from the library's sketch, solved until the error of its solves is small. The Hessian
 has no such root: there Z = (H + λ)^(-1/2) Ω/√q with Ω normal, by a Chebyshev polynomial on the spectrum that Lanczos'
 method finds, and gᵀ(H + λ)⁻¹g ≈ ‖gᵀZ‖², with a relative error of √(2/q). Where H + λ is not positive there is no such
-score, and where it is too near to that for a short polynomial there is none here; an eigenvalue below −λ is told, or
-the smallest that was found.
+score, and where it is too near to that for a short polynomial there is none here. The smallest eigenvalue told is the
+first below −10 that was seen, or the smallest that was: there may be smaller ones.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ from giveaway.network.solves import Hessian
 
 TARGETS = 4
 TOLERANCE, SOLVED = 1e-2, 0.1  # of the first solves; error of solves at which a sketch stops
-LANCZOS, MOST_LANCZOS, NEAR = 30, 150, 1.0  # steps at least and at most, and an eigenvalue's error that ends them
+LANCZOS, MOST_LANCZOS = 30, 150  # steps, at least and at most
 MOST_DEGREE, OFF = 30, 0.03  # of the polynomial, and its relative error
 VARIANTS = {f"{kind}, {units}": (kind, units) for units in ("summed", "mean") for kind in ("ggn", "hessian")}
 
@@ -120,7 +120,7 @@ def rooted(
     low, high = ends["smallest_eigenvalue"], ends["largest_eigenvalue"]
     report = {**ends, "probes": probes}
     margin = 0.05 * (high - low)
-    low, high = low - 0.2 * abs(low) + damping, high + margin + damping
+    low, high = low - max(0.2 * abs(low), ends["smallest_off_by"]) + damping, high + margin + damping
     if low <= 0:
         return None, report
     grid = np.geomspace(low, high, 2_000)
@@ -158,8 +158,8 @@ def _ends(network: Network) -> Piece:
 
 
 def spectrum(network: Network, least: float = -DAMPING) -> dict[str, float]:
-    """Return the ends of the Hessian's spectrum as Lanczos' method sees them from a random start, in as many steps
-    as it takes to see an eigenvalue below `least`, or the smallest."""
+    """Return the ends of the Hessian's spectrum as Lanczos' method sees them from a random start, in as many steps as
+    it takes to see an eigenvalue below `least`, or the most."""
     hessian, most = Hessian(network), min(MOST_LANCZOS, network.size - 1)
     start = torch.randn(network.size, generator=torch.Generator().manual_seed(0))
     basis = [(start / start.norm()).to(network.device, network.dtype)]
@@ -171,12 +171,12 @@ def spectrum(network: Network, least: float = -DAMPING) -> dict[str, float]:
             image -= earlier.T @ (earlier @ image)
         values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
         beside.append(float(image.norm()))
-        basis.append(image / beside[-1])
-        steps, off = len(diagonal), beside[-1] * abs(float(vectors[-1, 0]))
-        if steps == most or (steps >= LANCZOS and (values[0] < least or off < NEAR)):
+        steps, of_all = len(diagonal), beside[-1] <= torch.finfo(network.dtype).eps ** 0.5 * max(abs(values))
+        if steps == most or of_all or (steps >= LANCZOS and values[0] < least):
             break
+        basis.append(image / beside[-1])
     ends = {"smallest_eigenvalue": float(values[0]), "largest_eigenvalue": float(values[-1])}
-    return {**ends, "steps": steps, "smallest_off_by": off}
+    return {**ends, "steps": steps, "smallest_off_by": beside[-1] * abs(float(vectors[-1, 0]))}
 
 
 def _slopes(network: Network, piece: Any) -> torch.Tensor:
