@@ -329,7 +329,7 @@ class _Trainer:
         blocks = self._x.split(EVALUATED_BATCHES * self.batches.width)
         each = [self.ensemble(x.expand(self.ensemble.models, *x.shape)) for x in blocks]
         self.ensemble.module.train(True)
-        return torch.cat(each, dim=1).cpu()  # in the end, so that the device never waits for the host
+        return torch.cat([part.cpu() for part in each], dim=1)  # in the end: the device never waits for the host
 
 
 class _Engine:
