@@ -3,6 +3,7 @@
     python -m benchmarks.reproduce run SETTING --data DIR [--work DIR] [--models 200] [--targets 16] [--device cuda]
         [--seed 0] [--limit SECONDS] [--small] [--out DIR]
     python -m benchmarks.reproduce features bloodmnist|sst2 --data DIR [--to DIR]
+    python -m benchmarks.reproduce glyphs --data DIR
     python -m benchmarks.reproduce table
     python -m benchmarks.reproduce figures [--data DIR]
 
@@ -41,6 +42,10 @@ def _written(options: argparse.Namespace) -> Iterable[object]:
         from benchmarks.reproduce.per_sample.data import write_features
 
         return [write_features(options.which, options.data, options.to or options.data)]
+    if options.command == "glyphs":
+        from benchmarks.reproduce.per_sample.glyphs import write_glyphs
+
+        return [write_glyphs(options.data)]
     if options.command == "table":
         from benchmarks.reproduce.page import write_page
 
@@ -96,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     features.add_argument("which", choices=["bloodmnist", "sst2"])
     features.add_argument("--data", type=Path, required=True)
     features.add_argument("--to", type=Path, help="where the .npy goes (default: --data)")
+    glyphs = commands.add_parser("glyphs", help="images of 100 characters in fonts that npm has")
+    glyphs.add_argument("--data", type=Path, required=True)
     for name, says in (("table", "write docs/results.md"), ("figures", "draw its pictures")):
         command = commands.add_parser(name, help=f"{says} from the committed results")
         command.add_argument("--results", type=Path, default=RESULTS)

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 LARGEST_SUMMARY = 5 * 10**6  # bytes of per-record summaries per setting
 SETTINGS = {  # the module of each, which has it in its dict `RUNS`
     **dict.fromkeys(("energy_mlp", "california_linear", "california_mlp"), "per_sample.settings"),
-    **dict.fromkeys(("california_splits", "bloodmnist_384"), "per_sample.settings"),
+    **dict.fromkeys(("california_splits", "bloodmnist_384", "glyphs_mlp"), "per_sample.settings"),
     **dict.fromkeys(("california_mlp_whole", "cifar10_cnn_whole"), "per_sample.settings"),
     **dict.fromkeys(("bloodmnist_head", "cifar10_cnn", "cifar100_resnet20"), "per_sample.settings"),
     **dict.fromkeys(("sst2_head", "sst2_transformer"), "per_sample.settings"),

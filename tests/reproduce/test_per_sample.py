@@ -6,7 +6,9 @@ import json
 import pickle
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from benchmarks.networks import build_transformer, build_with_dropout
 from benchmarks.reproduce import __main__ as command
 from benchmarks.reproduce.job import Job
 from benchmarks.reproduce.per_sample import data as sets
+from benchmarks.reproduce.per_sample import glyphs
 from benchmarks.reproduce.per_sample.agreement import METRICS, figures, repeated
 from benchmarks.reproduce.per_sample.attacks import Truth, attack_truth, balanced_accuracy, best_threshold, halves_of
 from benchmarks.reproduce.per_sample.experiment import run
@@ -173,6 +176,39 @@ def test_the_recipe_of_cifar100_runs_on_that_folder(tmp_path):
     scores = {"loss", "gradient_norm", "input_gradient_norm", "entropy", "influence", "newton", "fused"}
     assert set(result["agreement"]["lira"]) == scores
     assert set(result["attacks"]) == {"lira", "rmia", "shokri"}
+
+
+@pytest.fixture
+def fonts():
+    """Fonts that come with matplotlib: one with all characters, one without the signs of currencies."""
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return {name: (folder / f"{name}.ttf").read_bytes() for name in ("DejaVuSans", "cmr10")}
+
+
+def test_characters_stand_on_one_line_and_fonts_that_lack_one_are_left_out(fonts):
+    images = glyphs.draw(fonts["DejaVuSans"])
+    assert images.shape == (100, 28, 28)
+    inked = {character: np.flatnonzero(images[row].max(1)) for row, character in enumerate(glyphs.CHARACTERS)}
+    assert inked["H"].max() == inked["x"].max() == glyphs.BASELINE - 1 < inked["p"].max()
+    assert inked["H"].min() < inked["x"].min() < inked["."].min()
+    assert glyphs.draw(fonts["cmr10"]) is None
+    assert glyphs.draw(b"no font") is None
+
+
+def test_images_that_two_fonts_share_are_kept_once(fonts, tmp_path, monkeypatch):
+    packages = {"one": "DejaVuSans", "poor": "cmr10", "two": "DejaVuSans", "more": "DejaVuSans"}
+    monkeypatch.setattr(glyphs, "_families", lambda: iter(packages))
+    monkeypatch.setattr(glyphs, "_of_family", lambda name: glyphs.draw(fonts[packages[name]]))
+    monkeypatch.setattr(glyphs, "FONTS", 3)
+    kept = np.load(glyphs.write_glyphs(tmp_path))
+    np.testing.assert_array_equal(kept["labels"], np.arange(100))
+    np.testing.assert_array_equal(kept["images"], glyphs.draw(fonts["DejaVuSans"]))
+    data = sets.glyphs(tmp_path)
+    assert (data.records, data.inputs.shape, data.themselves.shape) == (83, (100, 784), (83, 1, 28, 28))
+    np.testing.assert_array_equal(data.inputs[7] * 255, data.themselves[7].reshape(-1))
+    monkeypatch.setattr(glyphs, "FONTS", 4)
+    with pytest.raises(RuntimeError, match="only 3 fonts with all characters were found, 4 are wanted"):
+        glyphs.write_glyphs(tmp_path / "more")
 
 
 def test_resnet_20_has_its_layers_and_its_dropout():

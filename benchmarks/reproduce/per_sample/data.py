@@ -160,6 +160,19 @@ def cifar100_images(folder: Path | None) -> Data:
     return _images(*(_made_cifar(100) if folder is None else cifar100(folder)))
 
 
+def glyphs(folder: Path | None) -> Data:
+    """Read characters as they look in many fonts, from the file that glyphs.py makes; a sixth is the population."""
+    if folder is None:
+        images, labels = made_images(1_200, 28, 100)
+        images = images[..., 0]
+    else:
+        images, labels = arrays(folder / "glyphs.npz", "images", "labels")
+    order, records = _order(len(labels)), len(labels) * 5 // 6
+    inputs = images.reshape(len(images), -1)[order].astype(np.float32) / 255
+    kept = order[:records]
+    return Data(inputs, labels[order], records, images[kept][:, None], kept)
+
+
 def _made_cifar(classes: int) -> tuple[np.ndarray, ...]:
     return (*made_images(1_000, 32, classes), *made_images(200, 32, classes, seed=1))
 

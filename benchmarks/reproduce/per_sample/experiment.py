@@ -164,6 +164,7 @@ def run(experiment: Experiment, job: Job) -> None:
     result, summaries = compare(found.truth, found.halves, tables, rows, data)
     told = {
         "title": experiment.title,
+        "inputs_sha256": _digest(data.inputs),
         "records": data.records,
         "others": len(data.inputs) - data.records,
         "records_a_model": len(rows[0]),
