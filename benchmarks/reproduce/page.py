@@ -247,9 +247,16 @@ def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
         margin = math.hypot(own["half_width"], last["half_width"]) / math.sqrt(last["of"])  # two standard errors
         return written.beyond(limits["as_good"] - own["mean"] + last["mean"], margin, last["of"])
 
+    def elsewhere(metric: str, over: str = "all") -> str:
+        """Write what networks that were trained elsewhere have, which have too few targets to be judged."""
+        networks = {} if (told := names["gls_elsewhere"]) is None else told["networks"]
+        each = [f"{name} {written.plus(own[over][metric])}" for name, own in networks.items()]
+        return f"; trained elsewhere, too few targets to be judged: {', '.join(each)}" if each else ""
+
     return {
         "found": found,
         "averaged": _averaged(names),
+        "elsewhere": elsewhere,
         "printed_lira": names["printed"]["table_2"]["lira"][printed_depths[0]],
         "steady": steady,
         "as_good": as_good,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from benchmarks.networks import ResNet
+from benchmarks.reproduce.gls import averaged
 from benchmarks.reproduce.gls.leverage import DAMPING, Solving, Target
 from benchmarks.reproduce.gls.training import (
     DEPTHS,
@@ -22,9 +24,12 @@ from benchmarks.reproduce.gls.training import (
 )
 from benchmarks.reproduce.gls.truth import GAPS, GRID, of_model, said_by_summaries, said_of_target, tradeoff
 from benchmarks.reproduce.gls.work import Store
+from benchmarks.reproduce.job import Job
+from scipy.stats import norm, spearmanr
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+import giveaway as ga
 from giveaway.attacks import AttackScores, lira, lira_within
 from giveaway.evaluation import effect_sizes
 from giveaway.network import InverseCurvature, Network, score_records
@@ -210,6 +215,38 @@ def test_the_lira_score_averaged_over_models_and_gaps_of_means():
         gap = abs(np.mean(1 / (1 + np.exp(-side[0]))) - np.mean(1 / (1 + np.exp(-side[1]))))
         assert by_moments["mean_gap_probability"][record] == pytest.approx(gap, abs=2e-3)
         assert by_moments["mean_gap"][record] == pytest.approx(abs(side[0].mean() - side[1].mean()), abs=1e-2)
+
+
+def test_networks_trained_elsewhere_are_held_against_their_own_records(tmp_path, monkeypatch):
+    """Rows of a target's file come in any order, and the references answered for some of its records only."""
+    rng = np.random.default_rng(2)
+    records, answered, models = 300, 200, 30
+    members = rng.random((models, answered)) < 0.5
+    phi = (rng.normal(size=(models, answered)) + members * rng.random(answered)).astype(np.float16)
+    np.savez(tmp_path / "signals.npz", phi=phi, members=np.packbits(members, axis=1))
+    index, features = rng.permutation(records)[:180], rng.normal(size=(180, 4)).astype(np.float16)
+    weight, bias, targets = rng.normal(size=(3, 4)), rng.normal(size=3), rng.integers(0, 3, 180)
+    np.savez(tmp_path / "one.npz", features=features, weight=weight, bias=bias, targets=targets, index=index)
+    monkeypatch.setattr(averaged, "ELSEWHERE", {"made": ("signals.npz", slice(5, None), ["one.npz"], 0.5)})
+    averaged.run_elsewhere(Job("gls_elsewhere", tmp_path, tmp_path, out=tmp_path))
+    told = json.loads((tmp_path / "gls_elsewhere.json").read_text())
+    assert (told["models"], told["targets"]) == ({"made": 25}, {"made": 1})
+
+    outputs = features.astype(float) @ weight.T + bias
+    scores = ga.audit(ga.Head(features.astype(float), outputs, targets, "cross_entropy", l2=0.5), scores=["gls_trace"])
+    own = np.array([row[y] - np.log(np.exp(np.delete(row, y)).sum()) for row, y in zip(outputs, targets, strict=True)])
+    first = sorted((record, place) for place, record in enumerate(index) if record < answered)
+    kept, inside = phi[5:].astype(float), members[5:]
+    for over, some in (("all", first), ("first", first[:128])):
+        found = {"lira": [], "mean_gap": []}
+        for record, place in some:
+            sides = [kept[inside[:, record] == side, record] for side in (True, False)]
+            found["lira"].append(np.subtract(*(norm.logpdf(own[place], side.mean(), side.std()) for side in sides)))
+            found["mean_gap"].append(abs(sides[0].mean() - sides[1].mean()))
+        leverage = [scores["gls_trace"][place] for _, place in some]
+        for name, values in found.items():
+            expected = spearmanr(leverage, values).statistic
+            assert told["networks"]["made"][over][name]["mean"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_tradeoff_is_what_thresholds_give_at_both_ends_of_the_leverage():

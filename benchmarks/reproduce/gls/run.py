@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.networks import RESNET_18
-from benchmarks.reproduce.gls.averaged import run_averaged
+from benchmarks.reproduce.gls.averaged import run_averaged, run_elsewhere
 from benchmarks.reproduce.gls.leverage import Solving
 from benchmarks.reproduce.gls.measures import at_depth, mean_by_record, measure, of_training
 from benchmarks.reproduce.gls.training import DEPTHS, FOLDS, Schedule, members_of
@@ -119,5 +119,6 @@ def _save_full_model(work: Work, summaries: Arrays) -> None:
 
 RUNS = {
     **{RESNET: run_resnet, FULL_MODEL: run_full_model, "gls_averaged": run_averaged},
+    "gls_elsewhere": run_elsewhere,
     "gls_resnet18_long": partial(run_resnet, size=LONG),
 }
