@@ -173,12 +173,61 @@ def test_the_hessian_of_layers_that_vmap_cannot_take_backwards_twice():
 
 
 def test_second_derivatives_that_are_wrong_are_refused():
-    """As torch's of its own weight norm are, by more than half."""
-    normed = seeded(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Linear(6, M)))
+    """As torch's of its own weight norm are, by more than half; a blank first record does not show it."""
+    torch.manual_seed(0)
+    _, x, y = made("mlp")
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, M)).double()
+    x = torch.cat([torch.zeros_like(x[:1]), x[1:]])
+    normed = Network(model, (x, y), loss="cross_entropy")
     with pytest.raises(InputError, match=r'second derivatives that are symmetric, got .*; use curvature="ggn"'):
         Hessian(normed)
     exact, v = dense(normed), columns(normed.size)
     close(GaussNewton(normed)(v), exact.ggn @ v)
+
+
+def test_a_network_that_is_very_sure_of_its_first_record_is_not_refused():
+    """The second derivatives of that record's loss are rounding, and not symmetric."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, M)), torch.randn(30, 4)
+    with torch.no_grad():
+        model[2].weight *= 20
+    order = model(x).sort(1).values.diff(dim=1)[:, -1].argsort(descending=True)
+    x, y = x[order], model(x[order]).argmax(1)
+    network = Network(model.eval(), (x, nn.functional.one_hot(y, M).float()), loss="cross_entropy")
+    with network.evaluating():
+        one = reverse_twice(network, network.records.take(slice(0, 1)))(torch.eye(network.size))
+    assert (one - one.T).norm() > 0.01 * one.norm()
+    assert Hessian(network).notes == []
+
+
+def test_second_derivatives_that_are_not_finite_and_memory_that_is_short_are_said_as_they_are():
+    class Distance(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x[:, None] - self.weight).norm(dim=2)
+
+    x = torch.randn(9, 4, dtype=torch.float64)
+    model = nn.Sequential(Distance(4, M, bias=False, dtype=torch.float64), nn.Linear(M, M, dtype=torch.float64))
+    with torch.no_grad():
+        model[0].weight[0] = x[0]
+    with pytest.raises(
+        InputError, match='expected finite second derivatives, got infinite ones, or NaN; use curvature="ggn"'
+    ):
+        Hessian(Network(model, (x, torch.arange(9) % M), loss="cross_entropy"))
+
+    class Short(nn.Linear):
+        left = 1_000
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Short.left -= 1
+            if Short.left < 0:
+                raise MemoryError
+            return super().forward(x)
+
+    network = Network(Short(4, M, dtype=torch.float64), (x, torch.arange(9) % M), loss="cross_entropy")
+    jacobian = Jacobian(network)
+    Short.left = 0
+    with pytest.raises(MemoryError):
+        Hessian(network, jacobian=jacobian)
 
 
 def test_a_layer_that_runs_twice_and_a_shared_weight():

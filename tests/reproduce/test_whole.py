@@ -1,6 +1,7 @@
 """Influence through a whole network: the Hessian's root against explicit matrices; solves that stop by their error."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +87,34 @@ def test_the_spectrum_is_searched_until_it_is_seen_below_the_damping(fitted, mon
     assert spectrum(network, least=-9.0)["steps"] == 5
 
 
+@pytest.mark.parametrize("outliers", [[4.8e5, 3e5], []])
+def test_a_bulk_that_is_narrow_beside_outliers_is_seen_to_its_end(outliers, monkeypatch):
+    """In single precision, where steps beside the largest eigenvalue look small before anything has converged."""
+    diagonal = torch.tensor([*outliers, -58.2, *torch.linspace(-40, 100, 61).tolist()])
+    network = SimpleNamespace(size=len(diagonal), device=torch.device("cpu"), dtype=torch.float32)
+    monkeypatch.setattr(whole, "Hessian", lambda network: lambda right: diagonal[:, None] * right)
+    ends = spectrum(network)
+    assert ends["smallest_eigenvalue"] == pytest.approx(-58.2, rel=1e-2)
+    assert ends["largest_eigenvalue"] == pytest.approx(float(diagonal.max()), rel=1e-5)
+    two = SimpleNamespace(size=2, device=network.device, dtype=torch.float64)
+    monkeypatch.setattr(
+        whole, "Hessian", lambda network: lambda right: torch.diag(torch.tensor([16.0, 24.0])).double() @ right
+    )
+    ends = spectrum(two)
+    assert (ends["smallest_eigenvalue"], ends["largest_eigenvalue"]) == pytest.approx((16, 24))
+
+
+def test_a_network_that_does_not_bend_has_its_gradients_over_the_damping():
+    torch.manual_seed(0)
+    head = torch.nn.Linear(2, 2, bias=False).double()
+    x, y = torch.zeros(5, 2, dtype=torch.float64), torch.arange(5) % 2
+    x[:, 0] = 1e-9
+    found, report = rooted(network := Network(head, (x, y), loss="cross_entropy"), 10.0, 2_000, spectrum(network))
+    slopes = torch.softmax(head(x), 1) - torch.nn.functional.one_hot(y, 2)
+    torch.testing.assert_close(found, (slopes.square().sum(1) * 1e-18 / 10).detach(), rtol=0.1, atol=0)
+    assert report["off"] <= OFF
+
+
 def test_a_sketch_is_solved_until_its_error_is_small(fitted):
     network, _, _ = fitted
     _, report = sketched(network, 0.01, probes=8, tolerance=0.9)
@@ -101,3 +130,5 @@ def test_a_small_run_scores_targets_in_every_way(tmp_path):
     for name in ("last layer", "ggn, summed", "ggn, mean", "hessian, mean"):
         assert len(result[name]["targets"]) == 2
     assert all(report["solve_error"] <= SOLVED for report in result["ggn, summed"]["report"])
+    with pytest.raises(SystemExit, match="is of another seed: take another folder"):
+        main(["run", "california_mlp_whole", *run, "--seed", "1"])

@@ -19,7 +19,7 @@ from numpy.polynomial import Chebyshev
 from torch import nn
 
 from benchmarks.measuring import digits, timed
-from benchmarks.reproduce.job import Job, Piece, references_of
+from benchmarks.reproduce.job import Job, Piece, keep_plan, references_of
 from benchmarks.reproduce.per_sample.agreement import METRICS, figures
 from benchmarks.reproduce.per_sample.attacks import Truth
 from benchmarks.reproduce.per_sample.data import small
@@ -47,6 +47,7 @@ VARIANTS = {f"{kind}, {units}": (kind, units) for units in ("summed", "mean") fo
 def run_whole(experiment: Experiment, job: Job) -> None:
     """Train targets, score each in every way, and compare with the truth that the setting's results keep."""
     job = replace(job, targets=min(job.targets, 2 if job.small else TARGETS))
+    keep_plan(job.work / "plan.json", {"seed": job.seed, "small": job.small})
     data = experiment.load(job.data)
     if job.small:
         data, experiment = small(data), replace(experiment, training=replace(experiment.training, epochs=SMALL_EPOCHS))
@@ -119,7 +120,7 @@ def rooted(
     hessian, generator = Hessian(network), torch.Generator().manual_seed(0)
     low, high = ends["smallest_eigenvalue"], ends["largest_eigenvalue"]
     report = {**ends, "probes": probes}
-    margin = 0.05 * (high - low)
+    margin = max(0.05 * (high - low), 0.01 * damping, ends["largest_off_by"])
     low, high = low - max(0.2 * abs(low), ends["smallest_off_by"]) + damping, high + margin + damping
     if low <= 0:
         return None, report
@@ -160,7 +161,7 @@ def _ends(network: Network) -> Piece:
 def spectrum(network: Network, least: float = -DAMPING) -> dict[str, float]:
     """Return the ends of the Hessian's spectrum as Lanczos' method sees them from a random start, in as many steps as
     it takes to see an eigenvalue below `least`, or the most."""
-    hessian, most = Hessian(network), min(MOST_LANCZOS, network.size - 1)
+    hessian, most = Hessian(network), min(MOST_LANCZOS, network.size)
     start = torch.randn(network.size, generator=torch.Generator().manual_seed(0))
     basis = [(start / start.norm()).to(network.device, network.dtype)]
     diagonal, beside = [], []
@@ -171,12 +172,13 @@ def spectrum(network: Network, least: float = -DAMPING) -> dict[str, float]:
             image -= earlier.T @ (earlier @ image)
         values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
         beside.append(float(image.norm()))
-        steps, of_all = len(diagonal), beside[-1] <= torch.finfo(network.dtype).eps ** 0.5 * max(abs(values))
+        steps, of_all = len(diagonal), beside[-1] <= 10 * torch.finfo(network.dtype).eps * max(abs(values))
         if steps == most or of_all or (steps >= LANCZOS and values[0] < least):
             break
         basis.append(image / beside[-1])
     ends = {"smallest_eigenvalue": float(values[0]), "largest_eigenvalue": float(values[-1])}
-    return {**ends, "steps": steps, "smallest_off_by": beside[-1] * abs(float(vectors[-1, 0]))}
+    smallest_off_by, largest_off_by = beside[-1] * abs(vectors[-1, [0, -1]])
+    return {**ends, "steps": steps, "smallest_off_by": float(smallest_off_by), "largest_off_by": float(largest_off_by)}
 
 
 def _slopes(network: Network, piece: Any) -> torch.Tensor:

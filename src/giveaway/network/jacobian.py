@@ -12,7 +12,7 @@ from giveaway.checks import InputError, check_number, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.network.network import Network, Values, near
 
-CHECKED = 3  # records of the check
+CHECKED = 8  # records of the check
 TOGETHER = 32  # columns for which the number of records at once is chosen
 LEAST_FORMED = 8  # records whose J must fit together, so that a pass is not all overhead
 COLUMN = 3  # about the operations of a column, over those of the outputs alone
@@ -107,12 +107,17 @@ def doubt(network: Network, agrees: Callable[[RecordBatch], bool]) -> str | None
     from plain backward passes; None where it may be used."""
     try:
         with network.evaluating():
-            agreed = agrees(network.records.take(slice(0, min(CHECKED, network.n))))
+            agreed = agrees(some_records(network))
         return None if agreed else "differs from plain backward passes, so it is not used"
-    except InputError:
+    except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # what a layer raises under a transform is up to the layer
         return f"not possible for this model ({type(error).__name__})"
+
+
+def some_records(network: Network) -> RecordBatch:
+    """A few records from the first to the last: those beside each other may be alike, blank or padded."""
+    return network.records.take(torch.linspace(0, network.n - 1, min(CHECKED, network.n)).round().long())
 
 
 def method_of(network: Network) -> tuple[Way, list[str]]:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.func import grad, jvp, vmap
 
-from giveaway.checks import check_choice, check_number, check_positive, check_whole, fail
+from giveaway.checks import InputError, check_choice, check_number, check_positive, check_whole, fail
+from giveaway.curvature.losses import LossFunction
 from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Product, Solution, column_cg, shared_cg
 from giveaway.linalg.precision import signs
-from giveaway.network.jacobian import Jacobian, doubt
+from giveaway.network.jacobian import Jacobian, doubt, some_records
 from giveaway.network.network import Network, near
 
 PARAMETERS_AT_ONCE = 65_536
@@ -71,21 +72,25 @@ class Hessian(GaussNewton):
         some, remedy = parameter_signs(network, 0, slice(0, 2)), 'use curvature="ggn"'
         try:
             with network.evaluating():
-                bent = reverse_twice(network, network.records.take(slice(0, 1)))(some)
+                bent = reverse_twice(network, some_records(network), signed_sum)(some)
+        except (InputError, MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # what a layer raises when it is differentiated twice is up to the layer
             got = f"layers that cannot ({type(error).__name__})"
             raise fail("curvature", "a model that can be differentiated twice", got, remedy) from error
+        if not bool(bent.isfinite().all()):
+            raise fail("curvature", "finite second derivatives", "infinite ones, or NaN", remedy)
         if not near(some[0] @ bent[1], some[1] @ bent[0], bent.norm()):  # those of torch's weight norm are wrong
             raise fail("curvature", "second derivatives that are symmetric", "others (weight norm's are)", remedy)
         ways = forward_over_reverse, reverse_twice
-        differ = doubt(network, lambda batch: near(*(way(network, batch)(some) for way in ways)))
+        differ = doubt(network, lambda batch: near(*(way(network, batch, signed_sum)(some) for way in ways)))
         self.way = reverse_twice if differ else forward_over_reverse
         if differ:
             self.notes = [*self.notes, f"second derivatives forwards: {differ}"]
 
     def __call__(self, right: torch.Tensor) -> torch.Tensor:
         network, wide = self.network, right.T
-        columns = network.work.columns(max(len(wide), 1))
+        columns = network.work.columns(max(len(wide), 1)) if self.way is forward_over_reverse else 1
         total = torch.zeros_like(wide)
         with network.evaluating():
             for _, batch in network.records.batches(network.work.rows(columns, HELD)):
@@ -97,20 +102,28 @@ class Hessian(GaussNewton):
         return total.add_(wide, alpha=self.damping).T
 
 
-def forward_over_reverse(network: Network, batch: RecordBatch) -> Product:
-    """V (s, P) ↦ V Σ_j ∇²ℓ_j of a batch, by the derivative of the gradient along all rows of V at once."""
-    function, parameters = network.function(batch), network.parameters
-    slope = grad(lambda values: network.loss.value(function(values), batch.targets).sum())
+def signed_sum(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The outputs of each record, added and subtracted: no record is too sure of them, or fitted too well, to show how
+    the network bends."""
+    numbers = torch.arange(len(outputs), device=outputs.device)
+    return (outputs * signs(0, numbers, outputs.shape[1], slice(0, 1), dtype=outputs.dtype).squeeze(2)).sum(1)
+
+
+def forward_over_reverse(network: Network, batch: RecordBatch, value: LossFunction | None = None) -> Product:
+    """V (s, P) ↦ V Σ_j ∇²ℓ_j of a batch, by the derivative of the gradient along all rows of V at once; of another
+    `value` than the network's loss if there is one."""
+    function, parameters, value = network.function(batch), network.parameters, value or network.loss.value
+    slope = grad(lambda values: value(function(values), batch.targets).sum())
     along = vmap(lambda tangent: jvp(slope, (parameters.values,), (tangent,))[1])
     return lambda rows: parameters.join(along(parameters.split(rows)))
 
 
-def reverse_twice(network: Network, batch: RecordBatch) -> Product:
+def reverse_twice(network: Network, batch: RecordBatch, value: LossFunction | None = None) -> Product:
     """The same by two plain backward passes, one row after another: for layers that the other way cannot trace."""
     values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
     leaves = list(values.values())
     with torch.enable_grad():
-        total = network.loss.value(network.function(batch)(values), batch.targets).sum()
+        total = (value or network.loss.value)(network.function(batch)(values), batch.targets).sum()
         first = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
         # a graph even where the loss is linear in a parameter
         slopes = [slope + 0.0 * leaf for slope, leaf in zip(first, leaves, strict=True)]
