@@ -78,10 +78,9 @@ class Hessian(GaussNewton):
         except Exception as error:  # what a layer raises when it is differentiated twice is up to the layer
             got = f"layers that cannot ({type(error).__name__})"
             raise fail("curvature", "a model that can be differentiated twice", got, remedy) from error
-        if not bool(bent.isfinite().all()):
-            raise fail("curvature", "finite second derivatives", "infinite ones, or NaN", remedy)
         if not near(some[0] @ bent[1], some[1] @ bent[0], bent.norm()):  # those of torch's weight norm are wrong
-            raise fail("curvature", "second derivatives that are symmetric", "others (weight norm's are)", remedy)
+            expected = "second derivatives that are finite and symmetric"
+            raise fail("curvature", expected, "others (as torch's of weight norm, or of a norm at 0)", remedy)
         ways = forward_over_reverse, reverse_twice
         differ = doubt(network, lambda batch: near(*(way(network, batch, signed_sum)(some) for way in ways)))
         self.way = reverse_twice if differ else forward_over_reverse
