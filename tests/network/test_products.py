@@ -209,7 +209,7 @@ def test_second_derivatives_that_are_not_finite_and_memory_that_is_short_are_sai
     model = nn.Sequential(Distance(4, M, bias=False, dtype=torch.float64), nn.Linear(M, M, dtype=torch.float64))
     with torch.no_grad():
         model[0].weight[0] = x[0]
-    with pytest.raises(InputError, match='finite and symmetric, got others .* of a norm at 0.; use curvature="ggn"'):
+    with pytest.raises(InputError, match=r'finite and symmetric, got others .* of a norm at 0.; use curvature="ggn"'):
         Hessian(Network(model, (x, torch.arange(9) % M), loss="cross_entropy"))
 
     class Short(nn.Linear):
