@@ -6,7 +6,8 @@ cnn : 216 three-block convolutional networks (the cnn recipe, 25 epochs; eight s
     add up.
 resnet9 : 12 augmented ResNet-9 (the recipe, 40 epochs) on 50,000 made images of CIFAR-10's shape, and after each group
     of them one by a plain loop: the same network and step in a CUDA graph, one model at a time, nothing compiled. The
-    first group waits for torch.compile and is told apart.
+    first group waits for torch.compile and is told apart. Convolutions alone, forwards and backwards, are timed too: what
+    is above them could still be saved.
 Each network is trained on a random half of the rows and tested on the other half. Seconds are wall-clock, from the
 first to the last stored model, the device made ready before.
 
@@ -34,6 +35,7 @@ from torch import nn
 
 from benchmarks.data import arrays, cifar10_training, standardized_images
 from benchmarks.measuring import RESULTS, digits, read_options, timed, write_result
+from benchmarks.networks import Convolution
 from benchmarks.recipes import RECIPES, build_mlp, train_recipe
 from benchmarks.stacked import Training, captured, seeded_model, train_stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
@@ -41,6 +43,7 @@ from giveaway.evaluation import effect_sizes, spearman
 
 CNN_EPOCHS, MLP_EPOCHS, PRECISION = 25, 60, "bfloat16"
 SIDE_BY_SIDE = 8  # CNNs
+TIMED_STEPS = 50
 MODELS = {"mlp": 216, "cnn": 216, "resnet9": 12}
 ROWS = {"mlp": 20_000, "resnet9": 50_000}
 CLASSES = 10
@@ -150,6 +153,9 @@ def time_resnets(options: argparse.Namespace) -> dict[str, Any]:
         right["plain"].append(found.argmax(1) == y)
     own = {"engine": members, "plain": members[::at_once]}
     shares = {name: accuracies(np.stack(right[name]), own[name]) for name in own}
+    model = seeded_model(make, 0).to(device, memory_format=torch.channels_last)
+    alone = convolutions_alone(model, x_there[: training.batch_size], training)
+    steps = training.epochs * -(-int(members[0].sum()) // training.batch_size)
     settled = {"engine": spent["engine"][1:] or spent["engine"], "plain": spent["plain"]}
     each = {name: float(np.median(seconds)) for name, seconds in settled.items()}
     return {
@@ -158,6 +164,7 @@ def time_resnets(options: argparse.Namespace) -> dict[str, Any]:
         "engine seconds a model": digits(each["engine"]),
         "plain seconds a model": digits(each["plain"]),
         "plain / engine": digits(each["plain"] / each["engine"]),
+        "seconds a model, convolutions alone": digits(alone * steps),
         "engine seconds a model, by group": digits(spent["engine"]),
         "plain seconds a model, each": digits(spent["plain"]),
         **shares,
@@ -208,6 +215,38 @@ def plain_loop(
     model.eval()
     with torch.no_grad():
         return torch.cat([model(block).cpu() for block in x.split(4 * training.batch_size)]).numpy()
+
+
+def convolutions_alone(model: nn.Module, images: torch.Tensor, training: Training) -> float:
+    """Return the seconds that the convolutions of one step take, forwards and backwards, one model at a time."""
+    calls = convolution_calls(model, images, training)
+
+    def step() -> None:
+        with training.autocast(images.device):
+            for layer, x, slope in calls:
+                sought = (layer.weight, x) if x.requires_grad else layer.weight
+                torch.autograd.grad(layer(x), sought, slope)
+
+    run = captured(step, [], list) if images.is_cuda else step
+    run()
+    return timed(lambda: [run() for _ in range(TIMED_STEPS)], images.device)[1] / TIMED_STEPS
+
+
+def convolution_calls(model: nn.Module, images: torch.Tensor, training: Training) -> list[tuple[Any, ...]]:
+    """Return each convolution, its input in a pass over the images, and a gradient of its output; the first input needs
+    no gradient."""
+    calls: list[tuple[Any, ...]] = []
+
+    def keep(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        x = inputs[0].detach().clone().requires_grad_(bool(calls))
+        calls.append((layer, x, torch.randn_like(output)))
+
+    hooks = [layer.register_forward_hook(keep) for layer in model.modules() if isinstance(layer, Convolution)]
+    with training.autocast(images.device), torch.no_grad():
+        model(images.contiguous(memory_format=torch.channels_last))
+    for hook in hooks:
+        hook.remove()
+    return calls
 
 
 def augmented(images: torch.Tensor, random: torch.Generator, border: int = 4) -> torch.Tensor:

@@ -134,6 +134,22 @@ def test_the_plain_loop_crops_and_mirrors_every_image_by_its_own_draw():
     assert all(len(set(row)) > 1 for row in found[:20])
 
 
+def test_the_convolutions_that_are_timed_alone_are_those_of_a_step():
+    model = build_resnet9((3, 16, 16), 3, channels=(8, 16, 8, 8))
+    inputs, images = [], torch.randn(5, 3, 16, 16)
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Conv2d)]
+    hooks = [layer.register_forward_hook(lambda _, given, made: inputs.append(given[0].shape)) for layer in layers]
+    model(images)
+    for hook in hooks:
+        hook.remove()
+    calls = gpu_shadow.convolution_calls(model, images, SMALL.training)
+    assert [layer for layer, _, _ in calls] == layers
+    assert [x.shape for _, x, _ in calls] == inputs
+    assert all(layer(x).shape == slope.shape for layer, x, slope in calls)
+    assert [x.requires_grad for _, x, _ in calls] == [False] + [True] * 7
+    assert gpu_shadow.convolutions_alone(model, images, SMALL.training) > 0
+
+
 @pytest.mark.slow
 def test_the_engine_is_timed_beside_a_plain_loop(monkeypatch, tmp_path):
     gentle = replace(SMALL.training, learning_rate=0.2)
@@ -151,6 +167,7 @@ def test_the_engine_is_timed_beside_a_plain_loop(monkeypatch, tmp_path):
     assert found["plain / engine"] == pytest.approx(ratio, rel=1e-2)
     assert len(found["engine seconds a model, by group"]) == len(found["plain seconds a model, each"]) == 2
     assert found["environment"]["torch"] == torch.__version__
+    assert found["seconds a model, convolutions alone"] > 0
     for loop in ("engine", "plain"):
         assert min(found[loop].values()) > 0.5  # 0.33 by chance
 
