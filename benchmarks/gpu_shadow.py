@@ -6,8 +6,8 @@ cnn : 216 three-block convolutional networks (the cnn recipe, 25 epochs; eight s
     add up.
 resnet9 : 12 augmented ResNet-9 (the recipe, 40 epochs) on 50,000 made images of CIFAR-10's shape, and after each group
     of them one by a plain loop: the same network and step in a CUDA graph, one model at a time, nothing compiled. The
-    first group waits for torch.compile and is told apart. Convolutions alone, forwards and backwards, are timed too: what
-    is above them could still be saved.
+    first group waits for torch.compile and is told apart. Convolutions alone, forwards and backwards, are timed too:
+    what is above them could still be saved.
 Each network is trained on a random half of the rows and tested on the other half. Seconds are wall-clock, from the
 first to the last stored model, the device made ready before.
 
