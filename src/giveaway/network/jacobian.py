@@ -107,7 +107,7 @@ def doubt(network: Network, agrees: Callable[[RecordBatch], bool]) -> str | None
     from plain backward passes; None where it may be used."""
     try:
         with network.evaluating():
-            agreed = agrees(some_records(network))
+            agreed = agrees(network.records.take(checked_rows(network)))
         return None if agreed else "differs from plain backward passes, so it is not used"
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -115,9 +115,9 @@ def doubt(network: Network, agrees: Callable[[RecordBatch], bool]) -> str | None
         return f"not possible for this model ({type(error).__name__})"
 
 
-def some_records(network: Network) -> RecordBatch:
-    """A few records from the first to the last: those beside each other may be alike, blank or padded."""
-    return network.records.take(torch.linspace(0, network.n - 1, min(CHECKED, network.n)).round().long())
+def checked_rows(network: Network) -> torch.Tensor:
+    """Numbers of a few records from the first to the last: those beside each other may be alike, blank or padded."""
+    return torch.linspace(0, network.n - 1, min(CHECKED, network.n)).round().long()
 
 
 def method_of(network: Network) -> tuple[Way, list[str]]:
@@ -288,12 +288,12 @@ class RecordDerivatives:
             found.append(rows if jacobians else rows[0])
         return torch.stack(found)
 
-    def _agrees(self, first: RecordBatch) -> bool:
-        """Compare the first records with plain backward passes."""
-        network = self.network
-        expected = self._one_by_one(torch.arange(first.rows), jacobians=True)
-        jacobians, gradients = (of_each_record(network, first, jacobians=kind) for kind in (True, False))
-        g = network.loss.gradient(network.outputs(slice(0, first.rows)), first.targets)
+    def _agrees(self, some: RecordBatch) -> bool:
+        """Compare the records that are checked with plain backward passes."""
+        network, numbers = self.network, checked_rows(self.network)
+        expected = self._one_by_one(numbers, jacobians=True)
+        jacobians, gradients = (of_each_record(network, some, jacobians=kind) for kind in (True, False))
+        g = network.loss.gradient(network.outputs(numbers), some.targets)
         along = (g.unsqueeze(-1) * expected).sum(1)
         return near(jacobians, expected) and near(gradients, along, expected.norm() * g.norm().clamp_min(1))
 

@@ -13,7 +13,7 @@ from giveaway.curvature.losses import LossFunction
 from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Product, Solution, column_cg, shared_cg
 from giveaway.linalg.precision import signs
-from giveaway.network.jacobian import Jacobian, doubt, some_records
+from giveaway.network.jacobian import Jacobian, checked_rows, doubt
 from giveaway.network.network import Network, near
 
 PARAMETERS_AT_ONCE = 65_536
@@ -72,7 +72,7 @@ class Hessian(GaussNewton):
         some, remedy = parameter_signs(network, 0, slice(0, 2)), 'use curvature="ggn"'
         try:
             with network.evaluating():
-                bent = reverse_twice(network, some_records(network), signed_sum)(some)
+                bent = reverse_twice(network, network.records.take(checked_rows(network)), signed_sum)(some)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # what a layer raises when it is differentiated twice is up to the layer
