@@ -185,6 +185,16 @@ def test_second_derivatives_that_are_wrong_are_refused():
     close(GaussNewton(normed)(v), exact.ggn @ v)
 
 
+def test_padding_that_the_first_records_lack_is_noticed():
+    """Forward mode moves the row of an embedding that stands for padding; backward passes leave it alone."""
+    torch.manual_seed(0)
+    words = torch.randint(1, 9, (30, 5))
+    words[3:, 2:] = 0
+    model = nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Tanh(), nn.Flatten(), nn.Linear(20, M)).double()
+    product = GaussNewton(Network(model, (words, torch.arange(30) % M), loss="cross_entropy"))
+    assert product.notes == ["forward mode: differs from plain backward passes, so it is not used"]
+
+
 def test_a_network_that_is_very_sure_of_its_first_record_is_not_refused():
     """The second derivatives of that record's loss are rounding, and not symmetric."""
     torch.manual_seed(0)
