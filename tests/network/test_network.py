@@ -129,12 +129,6 @@ def test_a_single_record_is_enough():
     assert bool((found["influence"] > 0).all())
 
 
-def test_a_checkpoint_of_another_model_is_refused():
-    network = Network(nn.Linear(3, 2), (X, Y), loss="cross_entropy")
-    with pytest.raises(InputError, match="checkpoints: expected state_dicts of this model"):
-        network.at(nn.Linear(3, 3).state_dict())
-
-
 class Crossed(nn.Module):
     """Layers declared in another order than they run in; one is frozen, two share a weight."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from benchmarks.reproduce.claims import NOT_RUN
 from benchmarks.reproduce.job import Job, OutOfTime
-from benchmarks.reproduce.lood.influence import empirical_kernel, left_out, train_with_checkpoints
+from benchmarks.reproduce.lood.influence import empirical_kernel, left_out, tracin, train_with_checkpoints
 from benchmarks.reproduce.lood.measures import attack_auc, correlation, distances, largest_at, where_largest
 from benchmarks.reproduce.lood.networks import (
     SCALE,
@@ -135,6 +136,23 @@ def test_checkpoints_end_where_the_stacked_training_does():
         np.testing.assert_allclose(network(x).numpy(), outputs, rtol=1e-4, atol=1e-5)
     assert torch.equal(kept[-1][0]["0.weight"], network.state_dict()["0.weight"])
     assert sum(rate for _, rate in kept) == pytest.approx(sum(TINY.training.rates(TINY.epochs * 3)))
+
+
+def test_tracin_against_a_loop():
+    torch.manual_seed(0)
+    network = build_network(2, 6, "relu", 5).double()
+    x, y, rows = torch.randn(9, 5, dtype=torch.float64), torch.randn(9, dtype=torch.float64), torch.tensor([4, 1, 8])
+    states = [{name: value + 0.1 * k for name, value in network.state_dict().items()} for k in range(3)]
+    kept, expected = list(zip(states, (0.1, 0.05, 0.01), strict=True)), torch.zeros(3, dtype=torch.float64)
+    other = copy.deepcopy(network)
+    for state, rate in kept:
+        other.load_state_dict(state)
+        for place, row in enumerate(rows.tolist()):
+            loss = (other(x[row : row + 1])[0, 0] - y[row]).square()
+            gradients = torch.autograd.grad(loss, [*other.parameters()])
+            expected[place] += rate * sum(part.square().sum() for part in gradients)
+    torch.testing.assert_close(tracin(network, x, y, kept, rows), expected, rtol=1e-9, atol=1e-14)
+    assert torch.equal(network.state_dict()["0.weight"], states[-1]["0.weight"])
 
 
 def test_influence_by_the_records_kernel_is_that_of_the_parameters():

@@ -18,7 +18,7 @@ from benchmarks.stacked import EpochBatches
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.gp.posterior import kernel_regression, leave_one_out
 from giveaway.linalg.precision import tf32_products
-from giveaway.network import Network, tracin
+from giveaway.network import Network, RecordDerivatives
 
 NETWORKS = 5
 CHECKPOINTS = 8
@@ -74,8 +74,7 @@ def _one_network(job: Job, size: Size, pictures: Pictures, chosen: np.ndarray, s
     with job.phase("training"), tf32_products(True):
         kept = train_with_checkpoints(network, x, y, size, seed)
     with job.phase("tracin"):
-        records = Network(network, (x, y[:, None]), loss="squared", memory=MEMORY if x.is_cuda else None)
-        traced = tracin(records, kept, torch.from_numpy(chosen)).cpu().numpy()
+        traced = tracin(network, x, y, kept, torch.from_numpy(chosen)).cpu().numpy()
     with job.phase("influence"):
         gram, outputs = empirical_kernel(network, x)
         largest = 2 * float(torch.linalg.eigvalsh(gram)[-1])
@@ -109,6 +108,18 @@ def train_with_checkpoints(
             kept.append((state, sum(rates[done : (epoch + 1) * steps])))
             done = (epoch + 1) * steps
     return kept
+
+
+def tracin(
+    network: nn.Module, x: torch.Tensor, y: torch.Tensor, kept: list[Checkpoint], rows: torch.Tensor
+) -> torch.Tensor:
+    """Return Σ η ‖∇ℓ(θ)‖² of these records over the states kept, whose last the network is left with."""
+    total = torch.zeros(len(rows), dtype=torch.float64)
+    for state, rate in kept:
+        network.load_state_dict(state)
+        records = Network(network, (x, y[:, None]), loss="squared", memory=MEMORY if x.is_cuda else None)
+        total = total + rate * RecordDerivatives(records).norms(rows).cpu().double().square()
+    return total
 
 
 def empirical_kernel(network: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

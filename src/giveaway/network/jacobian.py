@@ -1,14 +1,14 @@
 """The Jacobian J of the outputs in the chosen parameters: products for one batch in several ways, passes over all
 records in pieces that fit in memory, and the derivatives of single records by vmap over them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch.func import grad, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from giveaway.checks import InputError, check_number, fail
+from giveaway.checks import InputError, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.network.network import Network, Values, near
 
@@ -307,15 +307,3 @@ def row_numbers(network: Network, rows: Any) -> torch.Tensor:
     if not whole or bool((numbers < 0).any()) or bool((numbers >= network.n).any()):
         raise fail("rows", f"record numbers from 0 to {network.n - 1}", "others", "pass a list of row numbers")
     return numbers.to(torch.int64)
-
-
-def tracin(network: Network, checkpoints: Sequence[tuple[Values, float]], rows: Any = None) -> torch.Tensor:
-    """Σ_c η_c ‖∇ℓ_i(θ_c)‖² (k,): the self-influence of records, by default of all."""
-    if not checkpoints:
-        raise fail("checkpoints", "at least one (state_dict, learning rate)", "none", "save some during training")
-    total = torch.zeros((), dtype=torch.float64)
-    for state, rate in checkpoints:
-        remedy = "pass the learning rate of that part of the training"
-        norms = RecordDerivatives(network.at(state)).norms(rows).double()
-        total = total + check_number("checkpoints", rate, minimum=0.0, remedy=remedy) * norms.square()
-    return total

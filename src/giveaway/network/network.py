@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
@@ -189,18 +188,6 @@ class Network:
                 yield
             finally:
                 torch.backends.mha.set_fastpath_enabled(fast)
-
-    def at(self, state: Values) -> "Network":
-        """The same network with the parameters and buffers of `state`, as a state_dict names them."""
-        other = copy(self)
-        known = dict(self.model.state_dict(keep_vars=True))
-        if set(state) != set(known) or any(state[name].shape != known[name].shape for name in known):
-            wrong = len(set(state) ^ set(known)) or "some"
-            raise fail("checkpoints", "state_dicts of this model", f"{wrong} entries that differ", "pass its own")
-        here = {**self.parameters.values, **self.parameters.fixed}
-        there = {name: state.get(name, value).detach().to(value.device, value.dtype) for name, value in here.items()}
-        other.parameters = ParameterSet({name: there.pop(name) for name in self.parameters.values}, there)
-        return other
 
     @torch.no_grad()
     def outputs(self, rows: slice | torch.Tensor | None = None) -> torch.Tensor:

@@ -79,8 +79,7 @@ class Hessian(GaussNewton):
             got = f"layers that cannot ({type(error).__name__})"
             raise fail("curvature", "a model that can be differentiated twice", got, remedy) from error
         if not near(some[0] @ bent[1], some[1] @ bent[0], bent.norm()):  # those of torch's weight norm are wrong
-            expected = "second derivatives that are finite and symmetric"
-            raise fail("curvature", expected, "others (as torch's of weight norm, or of a norm at 0)", remedy)
+            raise fail("curvature", "finite, symmetric second derivatives", "others (as weight norm's are)", remedy)
         ways = forward_over_reverse, reverse_twice
         differ = doubt(network, lambda batch: near(*(way(network, batch, signed_sum)(some) for way in ways)))
         self.way = reverse_twice if differ else forward_over_reverse
@@ -109,8 +108,7 @@ def signed_sum(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def forward_over_reverse(network: Network, batch: RecordBatch, value: LossFunction | None = None) -> Product:
-    """V (s, P) ↦ V Σ_j ∇²ℓ_j of a batch, by the derivative of the gradient along all rows of V at once; of another
-    `value` than the network's loss if there is one."""
+    """V (s, P) ↦ V Σ_j ∇²ℓ_j of a batch, or of another `value`, by the gradient's derivative along all rows at once."""
     function, parameters, value = network.function(batch), network.parameters, value or network.loss.value
     slope = grad(lambda values: value(function(values), batch.targets).sum())
     along = vmap(lambda tangent: jvp(slope, (parameters.values,), (tangent,))[1])
