@@ -8,7 +8,7 @@ from torch import nn
 
 from giveaway.checks import InputError
 from giveaway.network import GaussNewton, Hessian, Jacobian, Network
-from giveaway.network.jacobian import ColumnByColumn, Formed, ForwardMode
+from giveaway.network.jacobian import ColumnByColumn, Formed, ForwardMode, checked_rows
 from giveaway.network.solves import forward_over_reverse, reverse_twice
 from tests.network.cases import DEPTHS, KINDS, M, dense, made, network_of
 
@@ -193,6 +193,12 @@ def test_padding_that_the_first_records_lack_is_noticed():
     model = nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Tanh(), nn.Flatten(), nn.Linear(20, M)).double()
     product = GaussNewton(Network(model, (words, torch.arange(30) % M), loss="cross_entropy"))
     assert product.notes == ["forward mode: differs from plain backward passes, so it is not used"]
+
+
+def test_fewer_records_are_checked_where_memory_is_short():
+    wide = network_of("mlp")
+    assert checked_rows(wide).tolist() == [0, 2, 5, 7, 10, 12, 15, 17]
+    assert checked_rows(network_of("mlp", memory=1_000)).tolist() == [0, 8, 17]
 
 
 def test_a_network_that_is_very_sure_of_its_first_record_is_not_refused():

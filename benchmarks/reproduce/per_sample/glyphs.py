@@ -13,12 +13,14 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 CHARACTERS = "".join(map(chr, range(33, 127))) + "¡¿£€§©"
-FONTS, SIDE, HEIGHT, BASELINE = 320, 28, 20, 20  # pixels; of the letters, and from the top
+FONTS = 320
+SIDE, HEIGHT, BASELINE = 28, 20, 20  # pixels: of an image, of the type, and from the top to the line it stands on
 AT_ONCE = 8  # packages that are fetched side by side
 
 
@@ -30,9 +32,8 @@ def write_glyphs(to: Path) -> Path:
     drawn: list[np.ndarray] = []
     with ThreadPoolExecutor(AT_ONCE) as threads:
         waiting = _families()
-        while len(drawn) < FONTS:  # a few at a time: no more are fetched than are wanted
-            some = [name for _, name in zip(range(AT_ONCE * 4), waiting, strict=False)]
-            if not some:
+        while len(drawn) < FONTS:
+            if not (some := list(islice(waiting, 4 * AT_ONCE))):
                 raise RuntimeError(f"only {len(drawn)} fonts with all characters were found, {FONTS} are wanted")
             found = threads.map(_of_family, some)
             drawn.extend(images for images in found if images is not None)

@@ -12,7 +12,7 @@ from giveaway.checks import InputError, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.network.network import Network, Values, near
 
-CHECKED = 8  # records of the check
+LEAST_CHECKED, CHECKED = 3, 8  # records of the check
 TOGETHER = 32  # columns for which the number of records at once is chosen
 LEAST_FORMED = 8  # records whose J must fit together, so that a pass is not all overhead
 COLUMN = 3  # about the operations of a column, over those of the outputs alone
@@ -117,7 +117,9 @@ def doubt(network: Network, agrees: Callable[[RecordBatch], bool]) -> str | None
 
 def checked_rows(network: Network) -> torch.Tensor:
     """Numbers of a few records from the first to the last: those beside each other may be alike, blank or padded."""
-    return torch.linspace(0, network.n - 1, min(CHECKED, network.n)).round().long()
+    work = network.work
+    most = max(LEAST_CHECKED, work.memory // (max(4 * network.m * work.size, 8 * work.activations) * work.bytes))
+    return torch.linspace(0, work.n - 1, min(work.n, CHECKED, most)).round().long()
 
 
 def method_of(network: Network) -> tuple[Way, list[str]]:

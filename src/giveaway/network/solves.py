@@ -18,7 +18,7 @@ from giveaway.network.network import Network, near
 
 PARAMETERS_AT_ONCE = 65_536
 FEWEST, MOST = 128, 512  # directions that pay
-HELD = 4  # times the activations that a product with the Jacobian holds, a product with the Hessian does
+HELD = 4  # times as many activations as a product with the Jacobian holds
 SEED = 0x5EED0FDA  # sets the signs of parameters apart from those of records
 VECTORS = 10  # of P numbers that one column takes while it is solved
 CURVATURES = ("ggn", "hessian")
@@ -83,8 +83,7 @@ class Hessian(GaussNewton):
         ways = forward_over_reverse, reverse_twice
         differ = doubt(network, lambda batch: near(*(way(network, batch, signed_sum)(some) for way in ways)))
         self.way = reverse_twice if differ else forward_over_reverse
-        if differ:
-            self.notes = [*self.notes, f"second derivatives forwards: {differ}"]
+        self.notes = self.notes + ([f"second derivatives forwards: {differ}"] if differ else [])
 
     def __call__(self, right: torch.Tensor) -> torch.Tensor:
         network, wide = self.network, right.T
@@ -101,8 +100,7 @@ class Hessian(GaussNewton):
 
 
 def signed_sum(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The outputs of each record, added and subtracted: no record is too sure of them, or fitted too well, to show how
-    the network bends."""
+    """Σ ±f of each record: none is too sure, or fitted too well, to show how the network bends."""
     numbers = torch.arange(len(outputs), device=outputs.device)
     return (outputs * signs(0, numbers, outputs.shape[1], slice(0, 1), dtype=outputs.dtype).squeeze(2)).sum(1)
 
