@@ -116,7 +116,7 @@ def test_verdicts_stand_on_the_page(committed, text):
     for claim in every:
         assert f"| {claim.text} | **{claim.verdict}** | {claim.rule[:1].upper()}{claim.rule[1:]} | " in text
     kinds = (HOLDS, FAILS, UNDECIDED, EXACT, UNMEASURED)
-    assert [[claim.verdict for claim in every].count(kind) for kind in kinds] == [27, 10, 10, 4, 1]
+    assert [[claim.verdict for claim in every].count(kind) for kind in kinds] == [28, 10, 10, 4, 0]
     assert all("1 not run yet" in claim.measured for claim in every if claim.verdict == UNMEASURED)
 
 
