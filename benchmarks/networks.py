@@ -1,10 +1,11 @@
 """The networks that the papers' experiments train and that the library does not need."""
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, pad, relu
+from torch.nn.functional import linear, max_pool2d, pad, relu
 
 VOCABULARY = 8192  # words of the transformer
 NO_WORD = 0
@@ -32,6 +33,36 @@ class Convolution(nn.Conv2d):
         patches = pad(bordered.unfold(1, 3, 1).unfold(2, 3, 1).flatten(3), rest)
         weight = pad(self.weight.flatten(1), rest)
         return linear(patches, weight).permute(0, 3, 1, 2)
+
+
+class Pooling(nn.Module):
+    """The largest of each two by two pixels. Compiled, it notes in a byte which of the four that was: its gradient then
+    took an H200 47 µs where that of max pooling took 163 (500 images of 32 × 32 with 128 channels)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        even = not (x.shape[-1] % 2 or x.shape[-2] % 2)
+        if even and torch.compiler.is_compiling():
+            return _Largest.apply(x)  # type: ignore[no-untyped-call]
+        return max_pool2d(x, 2)
+
+
+class _Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Take the first of equals, as torch does."""
+        upper, lower = x[..., ::2, :], x[..., 1::2, :]
+        (first, second), (third, fourth) = ((row[..., ::2], row[..., 1::2]) for row in (upper, lower))
+        above, below = torch.maximum(first, second), torch.maximum(third, fourth)
+        place = torch.where(above >= below, (second > first).byte(), 2 + (fourth > third).byte())
+        ctx.save_for_backward(place)
+        return torch.maximum(above, below)
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (place,) = ctx.saved_tensors
+        corner = torch.arange(4, dtype=torch.uint8, device=place.device).view(2, 1, 2, 1)
+        place, slope = (each.permute(0, 2, 3, 1)[:, :, None, :, None] for each in (place, slope))
+        return torch.where(place == corner, slope, 0).flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
 
 
 class ResidualBlock(nn.Module):

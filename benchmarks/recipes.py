@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 from torch import nn
 
-from benchmarks.networks import Convolution
+from benchmarks.networks import Convolution, Pooling
 from benchmarks.stacked import InputsOf, Training, seeded_model, train_stacked
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves
@@ -208,7 +208,7 @@ def build_cnn(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (6
     shrunk = _halved(shape, len(channels))
     layers: list[nn.Module] = []
     for before, after in zip([shape[0], *channels[:-1]], channels, strict=True):
-        layers += [Convolution(before, after), nn.BatchNorm2d(after), nn.MaxPool2d(2), nn.ReLU()]
+        layers += [Convolution(before, after), nn.BatchNorm2d(after), Pooling(), nn.ReLU()]
     flat = channels[-1] * shrunk[0] * shrunk[1]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))
 
@@ -248,10 +248,10 @@ def build_resnet9(shape: tuple[int, ...], outputs: int, channels: Sequence[int] 
     first, second, third, last = channels
     return nn.Sequential(
         *block(shape[0], first),
-        *block(first, second, nn.MaxPool2d(2)),
+        *block(first, second, Pooling()),
         _Residual(*block(second, second), *block(second, second)),
-        *block(second, third, nn.MaxPool2d(2)),
-        *block(third, last, nn.MaxPool2d(2)),
+        *block(second, third, Pooling()),
+        *block(third, last, Pooling()),
         _Residual(*block(last, last), *block(last, last)),
         _LargestScaledDown(),
         nn.Linear(last, outputs),

@@ -47,7 +47,7 @@ class Training:
     learning_rate to 0 over all steps; "one_cycle" climbs to it over the first quarter of them and falls to 0, both in
     straight lines. "bfloat16" multiplies in that precision (torch's autocast) and keeps parameters and sums in float32.
     `augment(inputs)` returns a function that gives the inputs (models, width, …) of record numbers (models, width), for
-    seeds (models, 1) and a step, changed as it likes. `compiled` lets torch.compile fuse the passes of models on a GPU
+    seeds (models, 1) and a step, changed as it likes. `compiled` lets torch.compile fuse the steps of models on a GPU
     that are not stacked.
     """
 
@@ -244,13 +244,12 @@ class _Stacked:
 class _Single:
     """One model as it is, with the interface of `_Stacked`; images with their channels last, as GPUs prefer."""
 
-    def __init__(self, model: nn.Module, compiled: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.models = 1
         self._on_gpu = next(model.parameters()).is_cuda
         self.module = model
         if self._on_gpu:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._fused = torch.compile(model, dynamic=False) if compiled and self._on_gpu else model
         self.parameters = [value for value in model.parameters() if value.requires_grad]
         self.tensors = [value.detach()[None] for value in (*model.parameters(), *model.buffers())]
 
@@ -261,7 +260,7 @@ class _Single:
         alone = x[0]
         if self._on_gpu and alone.ndim == 4:
             alone = alone.contiguous(memory_format=torch.channels_last)
-        return (self._fused if self.module.training else self.module)(alone)[None]
+        return self.module(alone)[None]
 
 
 class _Trainer:
@@ -270,7 +269,7 @@ class _Trainer:
     def __init__(
         self, models: Sequence[nn.Module], batches: EpochBatches, x: torch.Tensor, y: torch.Tensor, training: Training
     ) -> None:
-        ensemble = _Stacked(models) if len(models) > 1 else _Single(models[0], training.compiled)
+        ensemble = _Stacked(models) if len(models) > 1 else _Single(models[0])
         ensemble.module.train(True)
         self.ensemble, self._x, self._y, self.batches, self._training = ensemble, x, y, batches, training
         self._records = (lambda which, seeds, step: x[which]) if training.augment is None else training.augment(x)
@@ -279,11 +278,20 @@ class _Trainer:
         self._rate = self._rates[0].clone()
         self.optimizer = training.optimizer_of(ensemble.parameters, self._rate)
         self._losses = torch.vmap(training.losses)
+        self._chosen, self._scored = self._choose, self._score
+        if training.compiled and x.is_cuda and ensemble.models == 1:
+            self.compile()
         self._weights = torch.zeros_like(batches.weights, dtype=ensemble.parameters[0].dtype)
         self._seeds = torch.zeros_like(batches.seeds)
         self.order = torch.zeros_like(batches.weights, dtype=torch.long)
         self.step = torch.zeros(1, dtype=torch.long, device=x.device)
         self.seen = torch.empty(ensemble.models, len(x) + 1, device=x.device)  # of no record last
+
+    def compile(self, backend: str = "inductor") -> None:
+        """Have batches drawn and losses computed by compiled code. It sets nothing of its own: a learning rate that was
+        set in place there stayed as it was (torch 2.13)."""
+        compiled = partial(torch.compile, backend=backend, dynamic=False)
+        self._chosen, self._scored = compiled(self._choose), compiled(self._score)
 
     @torch.no_grad()
     def start(self, models: Sequence[nn.Module], batches: EpochBatches) -> None:
@@ -302,21 +310,34 @@ class _Trainer:
         self.seen.fill_(torch.nan)
 
     def advance(self) -> None:
-        self._rate.copy_(self._rates[self.step % len(self._rates)][0])
+        rate, inputs, labels, weight, place = self._chosen()
+        self._rate.copy_(rate)
+        per_record, loss = self._scored(inputs, labels, weight)
+        self.seen.scatter_(1, place, per_record.detach().to(self.seen.dtype))
+        self.optimizer.zero_grad()
+        loss.backward()  # lays gradients out as the parameters, which fused optimizers rely on
+        self.optimizer.step()
+        self.step.add_(1)
+
+    @torch.no_grad()
+    def _choose(self) -> tuple[torch.Tensor, ...]:
+        """Return the learning rate of the step, its inputs, labels and weights, and where losses seen are noted."""
+        rate = self._rates[self.step % len(self._rates)][0]
         now = self.step % self.batches.steps
         which, weight = (per_step.index_select(1, now)[:, 0] for per_step in (self.order, self._weights))
-        inputs = self._records(which, self._seeds, self.step)
+        place = which.masked_fill(weight == 0, self.seen.shape[1] - 1)
+        return rate, self._records(which, self._seeds, self.step), self._y[which], weight, place
+
+    def _score(
+        self, inputs: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of every record, and the loss to make small."""
         with self._training.autocast(inputs.device):
-            per_record = self._losses(self.ensemble(inputs), self._y[which])
+            per_record = self._losses(self.ensemble(inputs), labels)
         if per_record.shape != weight.shape:
             got = f"shape {tuple(per_record.shape[1:])} for {weight.shape[1]} records"
             raise fail("loss", "one number a record", got, "return the losses, not their mean")
-        place = which.masked_fill(weight == 0, self.seen.shape[1] - 1)
-        self.seen.scatter_(1, place, per_record.detach().to(self.seen.dtype))
-        self.optimizer.zero_grad()
-        (per_record * weight).sum().backward()  # lays gradients out as the parameters, which fused optimizers rely on
-        self.optimizer.step()
-        self.step.add_(1)
+        return per_record, (per_record * weight).sum()
 
     def losses_seen(self) -> torch.Tensor:
         """Return the losses (models, rows) of the last epoch, on the CPU: NaN for rows that a model does not use."""
