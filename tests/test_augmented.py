@@ -227,32 +227,6 @@ def test_side_by_side_and_compiled_models_train_and_see_the_same(device, compile
         np.testing.assert_allclose(said[number], outputs, atol=1e-5)
 
 
-def test_compiled_steps_are_the_steps(monkeypatch):
-    begun = stacked._Trainer.__init__
-
-    def compiled(self, *args):
-        begun(self, *args)
-        self.compile("aot_eager")
-
-    pictures, members = images(36, (3, 8, 8)), balanced_membership(2, 36, seed=0)
-    training = replace(RECIPES["resnet9"].training, epochs=3, batch_size=6, precision="float32")
-
-    def small():
-        return build_resnet9((3, 8, 8), 3, channels=(4, 4, 8, 8)).double()
-
-    def trained():
-        seen = []
-        options = {"seeds": SEEDS[:2], "models_at_once": 2, "stack": False}
-        given = (small, pictures, LABELS[:36], members, training)
-        found = dict(train_stacked(*given, **options, on_epoch=lambda *told: seen.append(told[2])))
-        return [*seen, *found.values()]
-
-    expected = trained()
-    monkeypatch.setattr(stacked._Trainer, "__init__", compiled)
-    for found, own in zip(trained(), expected, strict=True):
-        np.testing.assert_allclose(found, own, rtol=1e-9, atol=1e-9)
-
-
 def small_ensemble(folder, **options):
     """Eight augmented ResNets in bfloat16, two at a time."""
     recipe = RECIPES["resnet9"]

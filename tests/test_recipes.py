@@ -4,10 +4,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from benchmarks.networks import Convolution, Pooling
+from benchmarks.networks import Convolution
 from benchmarks.recipes import RECIPES, build_mlp, signals_of, solve_logistic, train_recipe
 from benchmarks.stacked import Training
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import correlate
 from scipy.special import softmax
@@ -152,15 +152,3 @@ def test_a_convolution_by_patches_is_the_convolution(given_channels, made_channe
         *(torch.autograd.grad(out, (layer.weight, x), weights) for out in (patches, by_torch)), strict=True
     ):
         np.testing.assert_allclose(*(gradient.numpy() for gradient in found), atol=1e-12)
-
-
-@given(st.integers(1, 5), st.integers(2, 7), st.integers(2, 7), st.booleans())
-@settings(max_examples=15)
-def test_pooling_for_compilers_is_max_pooling(channels, height, width, channels_last):
-    memory = torch.channels_last if channels_last else torch.contiguous_format
-    x = torch.randint(-2, 3, (3, channels, height, width)).double().contiguous(memory_format=memory).requires_grad_()
-    torch._dynamo.reset()
-    found, expected = torch.compile(Pooling(), backend="aot_eager")(x), torch.nn.functional.max_pool2d(x, 2)
-    slopes = torch.randn_like(expected)
-    assert torch.equal(found, expected)
-    assert torch.equal(*(torch.autograd.grad(out, x, slopes)[0] for out in (found, expected)))  # of equals, the first
