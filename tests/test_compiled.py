@@ -15,6 +15,7 @@ from giveaway.attacks.shadow_store import balanced_membership
 from tests import forked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["pooling", "steps"])
 def test_compiled_is_the_same(check):
     done = forked.python("-c", f"from tests import test_compiled; test_compiled.{check}()")

@@ -82,6 +82,7 @@ def test_p_values_at_the_boundary_are_uniform_or_larger(models, share, ratio, sh
     assert (p <= 0.2).mean() > 0.08  # and not much larger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes", [("normal", "normal"), ("left", "right")])
 @pytest.mark.parametrize(("share", "ratio"), [(0.5, 3.0), (0.8, 3.0), (0.2, 0.5)])
 def test_false_discoveries_stay_below_their_rate_where_variances_differ(share, ratio, shapes):
