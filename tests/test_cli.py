@@ -561,7 +561,7 @@ def test_ctrl_c_leaves_nothing_half_written(giveaway, file, monkeypatch, module,
             monkeypatch.setattr(owner, function, interrupt)
     code, out, err = giveaway("audit", "--features", file, "--out", "result")
     assert (code, out) == (130, "")
-    assert err.splitlines()[-1] == "giveaway: interrupted; nothing was half-written"
+    assert err.splitlines()[-1] == "giveaway: interrupted; no file is half-written"
     assert Path("result").exists() is existed
     assert not existed or os.listdir("result") == []
 
@@ -585,7 +585,7 @@ def test_a_real_ctrl_c_in_the_middle(folder):
     done = forked.python("-m", "giveaway", "audit", *about, folder=folder)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1] == "giveaway: interrupted; nothing was half-written"
+    assert done.stderr.splitlines()[-1] == "giveaway: interrupted; no file is half-written"
     assert not (folder / "result").exists()
 
 

@@ -19,7 +19,7 @@ TOLD = {  # by each of them
     "audit_sklearn": "predicted attack success",
     "audit_black_box": "the same 20 most exposed from arrays: True",
     "people": "by person: rank 1 of 569",
-    "validate_shadow": "The audited model is none of the 16.",
+    "validate_shadow": "The audited model is not one of the 16.",
     "california_housing": "median error",
     "audit_language_model": "the two odd texts have the ranks 1 2 of 120",
 }

@@ -64,8 +64,7 @@ def as_tensor(argument: str, value: Any) -> torch.Tensor:
     """Return `value` as a CPU or device tensor that shares its memory where possible (NumPy, memory maps, torch)."""
     if isinstance(value, torch.Tensor):
         return value.detach()
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiub":
+    if (array := np.asarray(value)).dtype.kind not in "fiub":
         raise fail(argument, "an array of numbers", f"dtype {array.dtype}", "convert it to float or integer")
     if array.dtype in (np.uint16, np.uint32, np.uint64, np.longdouble) or not array.dtype.isnative:
         array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
@@ -192,8 +191,7 @@ def check_names(argument: str, value: Any, n: int, *, unique: bool) -> np.ndarra
 
 def _check_letters(argument: str, lengths: Any) -> int:
     """Return the length of the longest name; refuse one that would make the array of all of them huge."""
-    longest = int(np.max(lengths, initial=1))
-    if longest > MOST_LETTERS:
+    if (longest := int(np.max(lengths, initial=1))) > MOST_LETTERS:
         got = f"one of {longest:,} in row {int(np.argmax(lengths))}"
         raise fail(argument, f"names of at most {MOST_LETTERS:,} letters", got, "give row numbers, or hashes of them")
     return longest

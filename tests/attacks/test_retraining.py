@@ -380,7 +380,7 @@ def test_what_a_table_refuses_before_anything_is_trained(tmp_path):
     other = NAMES.copy()
     other[3] = "frost" if other[3] != "frost" else "sun"
     for y, words in (
-        (other, "y: expected the audit's own records, got other classes in 1 of them, first in row 3; name those of"),
+        (other, "y: expected the audit's own records, got other classes in 1 of them, first in row 3; give those of"),
         (
             Y * 1.0,
             r"y: expected labels, since the audit is of classes, got values \(float64\); pass labels as whole num",

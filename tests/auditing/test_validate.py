@@ -106,7 +106,7 @@ def test_where_the_audited_model_stands_is_said():
     signals, table = simulated(records=200)
     unknown, none, third = (validate(signals, table, target=target) for target in (None, (), 3))
     assert unknown.about_target().startswith("Whether the audited model is one of the 64 is not known; if it is, ")
-    assert none.about_target() == "The audited model is none of the 64."
+    assert none.about_target() == "The audited model is not one of the 64."
     assert third.about_target() == (
         "The audited model (3 of the signals) is left out: the truth comes from the other 63."
     )

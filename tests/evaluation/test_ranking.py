@@ -300,3 +300,17 @@ def test_attacks_that_are_refused():
         shadow_curve(signals, sizes=(2, 8), truth_models=4)
     everyone = AttackScores("made", np.ones((2, 3)), np.ones((2, 3), dtype=bool))
     refused("attack: expected members and non-members, got 6 and 0", summarize, everyone)
+
+
+@pytest.mark.parametrize(
+    "function", [spearman, lambda a, b: recall_at(a, b, 0.5, 0.5), lambda a, b: recall_curve(a, b, 0.5)]
+)
+def test_a_record_without_a_place_is_refused(function):
+    words = r"scores: expected a place for every record, got NaN for 1 of 4; leave these records out"
+    for pair in permutations(([1.0, 2.0, np.nan, 4.0], [1.0, 2.0, 3.0, 4.0])):
+        refused(words, function, *pair)
+
+
+def test_attacks_have_a_number_for_every_record():
+    words = "scores: expected a number for every record of every model, got 1 NaN; leave those records out"
+    refused(words, AttackScores, "own", np.array([[0.0, np.nan]]), np.array([[True, False]]))

@@ -96,6 +96,11 @@ def test_features_keep_their_precision_but_bfloat16_becomes_float32(model, x, y,
     torch.testing.assert_close(Head.load(tmp_path / "head.npz").weight.to(dtype), net.fc.weight.detach())
 
 
+def test_numbers_of_another_precision_are_refused(model, x, y):
+    words = r"data: expected numbers as torch\.float32, like the model's, got torch\.float64; convert them"
+    refused(words, from_torch, model, TensorDataset(x.double(), y))
+
+
 def test_autocast(model, x, y):
     with torch.autocast("cpu", torch.bfloat16):
         head = from_torch(model, TensorDataset(x, y))

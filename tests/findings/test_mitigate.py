@@ -137,7 +137,7 @@ def test_what_is_said_of_the_models(result, tmp_path):
         "Accuracy is of one model of each remedy, trained on the same 400 of 500 records, or on fewer where some were "
         "left out, and asked about the other 100."
     )
-    assert said[1].startswith("The attack is on 8 others of each remedy, each trained on half of the records: ")
+    assert said[1].startswith("The attack is on 8 other models of each remedy, each trained on half of the records: ")
     assert said[2].startswith("Differences within the intervals may be noise, and other trainings would differ too. ")
     quick = replace(found, models=0).statements()
     assert quick[1].startswith("The attack is on that model: it guesses by the losses alone ")

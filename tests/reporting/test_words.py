@@ -114,6 +114,9 @@ def test_notes_on_the_optimum():
     (note,) = note_about(audit(moved), "optimum")
     assert "not at the optimum" in note
     assert "scores assume that it is. To see what this changes, audit with --config optimum=refit." in note
+    assert "l2" not in note
+    (note,) = note_about(audit(replace(moved, l2=1e9)), "optimum")
+    assert "; the penalty pulls harder than all records together, so l2 is hardly that of the training: " in note
     (note,) = note_about(audit(moved, optimum="corrected"), "optimum")
     assert "scores assume that it is" not in note
     assert "newton and loo_gap take it into account" in note
@@ -157,14 +160,14 @@ def test_notes_on_the_view():
     assert said == (
         f"The other records predict a left-out one with {100 * view.left_out_error:.2g} % of the squared error of a "
         f"constant (columns of the table, rbf kernel, {view.method}); training removed "
-        f"{100 * view.memorized:.2g} % of that error, which is not a share of records."
+        f"{100 * view.memorized:.2g} % of that error, a share of error and not of records."
     )
     weights = f"with these weights: the other records 1, the model itself {view.head_weight:.2g}."
     assert f"fused adds up what each view says, by rank, {weights}" in notes(table)
     assert all("no better than a constant does" in words for words in cautions)
     head = made_head("classes", l2=0.5)
     exact = notes(audit(replace(head, inputs=head.features)))
-    assert exact[0].endswith("% of that error, which is not a share of records.")
+    assert exact[0].endswith("% of that error, a share of error and not of records.")
     assert exact[1] == (
         "The features are a linear function of the inputs: nothing was learned before the head, "
         "so fused ranks as newton does."

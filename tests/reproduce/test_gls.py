@@ -254,7 +254,8 @@ def test_tradeoff_is_what_thresholds_give_at_both_ends_of_the_leverage():
     members = rng.random((7, 500)) < 0.5
     leverage = rng.normal(size=500)
     leverage[:40] = np.nan
-    scores = rng.normal(size=(7, 500)) + members * (1 + leverage)  # the highest are found, the lowest the wrong way
+    gained = members * (1 + np.nan_to_num(leverage))  # the highest are found, the lowest the wrong way
+    scores = rng.normal(size=(7, 500)) + gained
     known = sorted((value, row) for row, value in enumerate(leverage) if row >= 40)
     ends = {"highest": [row for _, row in known[-9:]], "lowest": [row for _, row in known[:9]]}
     members[3, ends["lowest"]] = True  # nobody to tell apart

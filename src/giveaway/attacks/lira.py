@@ -63,8 +63,7 @@ def moments(phi: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     weight = mask[:, :, None].astype(np.float64)
     count, first = weight.sum(0), phi[0]  # from which φ is counted: where it never varies, the variance is 0
     mean = first + ((phi - first) * weight).sum(0) / np.maximum(count, 1)
-    variance = ((phi - mean) ** 2 * weight).sum(0) / np.maximum(count, 1)
-    return count, mean, variance
+    return count, mean, ((phi - mean) ** 2 * weight).sum(0) / np.maximum(count, 1)
 
 
 def side_moments(models: Signals) -> np.ndarray:

@@ -147,8 +147,7 @@ def retrain_without(
         return TrainingJob(indices, shadow_store.model_seed(turn, seed=seed), np.arange(count) != place - 1, name)
 
     plan = ShadowPlan(count, repeats * (1 + count), training.kind, job, provenance, which, own)
-    signals = train_plan(training, plan, folder, on_model)
-    if signals.queries > 1:
+    if (signals := train_plan(training, plan, folder, on_model)).queries > 1:
         raise fail("predict", "one query a record", str(signals.queries), "return one signal a record")
     by_round = signals.values.reshape(repeats, 1 + count, *signals.values.shape[1:])
     places = np.arange(count)

@@ -25,6 +25,10 @@ class AttackScores:
     members: np.ndarray
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if count := int(np.isnan(self.scores).sum()):
+            raise fail("scores", "a number for every record of every model", f"{count} NaN", "leave those records out")
+
 
 def threshold(targets: Signals, references: Signals | None = None, *, by: str = "loss") -> AttackScores:
     """Attack every record of every target model.

@@ -87,7 +87,7 @@ class Validation:
                 "part of the truth that its scores are held against."
             )
         if not self.target:
-            return f"The audited model is none of the {self.models}."
+            return f"The audited model is not one of the {self.models}."
         named = ", ".join(map(str, self.target))
         return f"The audited model ({named} of the signals) is left out: the truth comes from the other {self.models}."
 
@@ -197,7 +197,7 @@ def validate(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     found = ga.validate(ga.attacks.Retraining(model, X, y), table, models=8, folder=folder)
     >>> print(found.about_target())
-    The audited model is none of the 8.
+    The audited model is not one of the 8.
     """
     check_kind("table", table, ScoreTable, "pass what ga.audit returned")
     if isinstance(training, Signals):
@@ -342,7 +342,7 @@ def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
         return
     if len(different := np.flatnonzero(labels != classes)):
         got = f"other classes in {len(different)} of them, first in row {different[0]}"
-        raise fail(argument, "the audit's own records", got, "name those of these records, or give rows")
+        raise fail(argument, "the audit's own records", got, "give those of these records; rows says which they are")
 
 
 def _check_whose(table: ScoreTable, judged: np.ndarray, measured: EffectSizes) -> None:

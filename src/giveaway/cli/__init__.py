@@ -101,7 +101,7 @@ def _in_a_line(error: BaseException) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         said, code = f"{error.format_message()} (giveaway --help lists commands and options)", 2
     elif isinstance(error, KeyboardInterrupt | click.Abort):
-        said, code = "interrupted; nothing was half-written", 130
+        said, code = "interrupted; no file is half-written", 130
     elif kind in EXPECTED:
         said, code = str(error), EXPECTED[kind]
     elif isinstance(error, OSError) and isinstance(error.errno, int):

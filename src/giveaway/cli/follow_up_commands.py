@@ -11,8 +11,8 @@ from giveaway.cli.options import AS_JSON
 from giveaway.text import say
 
 AS_CANARIES = (
-    "Exposed, and no copies of one another: train with and without them to see what an attacker can tell. Chosen by a "
-    "ranking; nothing was measured."
+    "Ranked high, and no copies of one another: train with and without them to see what an attacker can tell. They are "
+    "chosen by the ranking alone, not by what was measured."
 )
 
 

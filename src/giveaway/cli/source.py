@@ -275,8 +275,7 @@ def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, An
         setting = re.match(r"([A-Za-z][A-Za-z0-9_-]*)=(.*)", text, re.DOTALL)
         told = {setting[1]: setting[2]} if setting else read_toml("config", text, "a readable TOML file, or NAME=VALUE")
         for key, value in told.items():
-            name = key.replace("-", "_")
-            if name not in kinds:
+            if (name := key.replace("-", "_")) not in kinds:
                 raise fail("config", "options of this command", f"{key!r}", nearest(name, kinds))
             kind, read = kinds[name], value
             if setting and kind is not str:

@@ -270,8 +270,9 @@ class OrthogonalCurvature(DenseCurvature):
         within = solved[0].view(columns.shape) @ self._seen.T if self.loss.coupled else torch.cat(solved, 1)
         if self._basis is None:
             return within
-        outside = (v[:d] - self._basis @ inside[:k]) / self.l2
-        return torch.cat([self._basis @ within[:k] + outside, within[k:]])
+        outside = v[:d] - self._basis @ inside[:k]
+        outside -= self._basis @ (self._basis.T @ outside)  # what rounding left inside would be divided by l2
+        return torch.cat([self._basis @ within[:k] + outside / self.l2, within[k:]])
 
 
 def dense_bytes(head: Head) -> int:

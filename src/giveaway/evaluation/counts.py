@@ -54,7 +54,7 @@ class DefensibleCount:
     def __str__(self) -> str:
         beyond, flagged = f"an effect size above {self.effect:g}", int(self.flagged.sum())
         wrong, power = percent(self.false_discovery), percent(self.power)
-        rates = f"about {wrong} of these or fewer are expected to be wrong; of twice that effect the test finds {power}"
+        rates = f"about {wrong} of these or fewer are expected to be wrong; at twice that effect it finds {power}"
         if not self.at_least:
             return f"how many of {self.records} records have {beyond} cannot be stated; {flagged} are flagged ({rates})"
         share, sure = percent(self.at_least / self.records), f"{100 * self.confidence:.3g} %"
@@ -234,8 +234,7 @@ def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
 
 
 def _shapes(sides: Sides, side: int) -> tuple[Shape, Shape, float]:
-    varied = (sides.variance[side] > 0) & ~sides.two_valued
-    if not varied.any():
+    if not (varied := (sides.variance[side] > 0) & ~sides.two_valued).any():
         return (0.0, 0.0), (0.0, 0.0), 0.0
     typical = round(float(sides.count[side, varied].mean()))
     return pooled_shapes(sides.skewness[side, varied], sides.kurtosis[side, varied], typical)

@@ -180,6 +180,8 @@ def _same_records(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape or len(x) < 2:
         raise fail("scores", "two rankings of the same records", f"shapes {x.shape} and {y.shape}", "align them")
+    if count := int((np.isnan(x) | np.isnan(y)).sum()):
+        raise fail("scores", "a place for every record", f"NaN for {count} of {len(x)}", "leave these records out")
     return x, y
 
 

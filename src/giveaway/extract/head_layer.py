@@ -56,7 +56,15 @@ class HeadLayer:
         with ExitStack() as hooks:
             for name, layer in self._candidates.items():
                 hooks.enter_context(layer.register_forward_hook(partial(watch, name), with_kwargs=True))
-            logits = logits_of(self.model(*arguments, **accepted(self.model, keywords)))
+            try:
+                logits = logits_of(self.model(*arguments, **accepted(self.model, keywords)))
+            except RuntimeError as error:
+                own, given = next(self.model.parameters()).dtype, (*arguments, *keywords.values())
+                kinds = {x.dtype for x in given if torch.is_tensor(x) and x.is_floating_point()}
+                if kinds - {own}:
+                    got = ", ".join(sorted(map(str, kinds)))
+                    raise fail("data", f"numbers as {own}, like the model's", got, "convert them") from error
+                raise
         if not runs and self._requested is None:
             raise _not_linear("no nn.Linear ran")
         if not runs:
@@ -110,8 +118,7 @@ class HeadLayer:
 
     def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         (layer,) = self._candidates.values()
-        bias = None if layer.bias is None else storable(layer.bias).clone()
-        return storable(layer.weight).clone(), bias
+        return storable(layer.weight).clone(), None if layer.bias is None else storable(layer.bias).clone()
 
     def options(self) -> dict[str, str | None]:
         """Return what the rows depend on besides model and data."""

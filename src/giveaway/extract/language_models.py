@@ -76,8 +76,7 @@ def from_causal_lm(
     if "base" in values and np.array_equal(values["base"], values["log_likelihood"]):
         got = "the same log-likelihood of every token"
         raise fail("base", "a model that fine-tuning changed", got, "check which weights, or adapters, were loaded")
-    contents = rows.contents
-    if contents is None and tokenizer is not None:
+    if (contents := rows.contents) is None and tokenizer is not None:
         contents = tokenizer.batch_decode(np.split(values["tokens"], starts[1:-1]))
     vocabulary, kind = rows.vocabulary or int(values["tokens"].max()) + 1, type(plain).__name__
     named: Any = {"contents": contents, "words": _words(tokenizer, values["tokens"]), "ids": ids, "groups": groups}

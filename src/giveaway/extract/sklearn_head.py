@@ -346,8 +346,7 @@ def _dense(X: Any) -> np.ndarray:
     """Return X as an array; refuse a sparse one that is too large for that."""
     if isinstance(X, np.ndarray):
         return X
-    size = X.shape[0] * X.shape[1] * X.dtype.itemsize
-    if size > DENSE_BYTES:
+    if (size := X.shape[0] * X.shape[1] * X.dtype.itemsize) > DENSE_BYTES:
         got = f"a sparse {X.shape[0]} by {X.shape[1]} matrix, {size / 2**30:.1f} GiB dense"
         raise fail("X", f"at most {DENSE_BYTES / 2**30:g} GiB of features", got, "reduce its columns (TruncatedSVD)")
     return X.toarray()

@@ -119,8 +119,7 @@ def _in_order(checkpoints: Any) -> list[Path]:
 def _digest(files: Sequence[Path]) -> str:
     known: dict[str, Path] = {}
     for file in files:
-        digest = file_digest(file.resolve())
-        if digest is None:
+        if (digest := file_digest(file.resolve())) is None:
             raise fail("checkpoints", "files that can be read", str(file), "check the path")
         if digest in known:
             got = f"{file.name} with the weights of {known[digest].name}"

@@ -351,8 +351,7 @@ def _mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], order: Any, off
 
 def load_estimator(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Any:
     """Return the scikit-learn estimator in `path`: skops, or with `allow_pickle` pickle, joblib and any type."""
-    suffix = Path(path).suffix
-    if suffix not in (".skops", *PICKLE_SUFFIXES):
+    if (suffix := Path(path).suffix) not in (".skops", *PICKLE_SUFFIXES):
         expected = "a .skops file, or " + ", ".join(PICKLE_SUFFIXES)
         raise fail("estimator", expected, Path(path).name, "save it with skops.io.dump")
     with reading("estimator", path, f"{suffix} file") as file:

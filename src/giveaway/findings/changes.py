@@ -156,8 +156,7 @@ def _beyond(ids: np.ndarray, places: np.ndarray, retrains: Sequence[ScoreTable])
     for number, table in enumerate(retrains):
         _, ours, theirs = np.intersect1d(ids, table.ids, assume_unique=True, return_indices=True)
         scores[number, ours] = ndtri(percentiles(table)[theirs])
-    known = ~np.isnan(scores).any(axis=0)
-    if not known.any():
+    if not (known := ~np.isnan(scores).any(axis=0)).any():
         return known
     sample, k = scores[:, known], len(retrains)
     mean = sample.mean(axis=0)

@@ -183,8 +183,7 @@ class Jacobian:
         self.rows = work.rows(work.columns(TOGETHER))
         self.formed: dict[int, Linearization] | None = None  # what is held of J itself; None where it is not formed
         if way is None and forming_pays(network):
-            reason = _doubt_of(network, Formed)
-            if reason is None:
+            if (reason := _doubt_of(network, Formed)) is None:
                 self.formed, self.rows = {}, work.rows_of_gradients(network.m)
             elif reason.startswith("differs"):  # that it is not possible costs time, not trust
                 self.notes.append(f"formed: {reason}")

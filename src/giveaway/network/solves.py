@@ -28,7 +28,7 @@ Solve = Callable[[torch.Tensor], Solution]
 
 @dataclass(frozen=True)
 class Solves:
-    """Score records by right sides of their own: exact up to the tolerance, r solves a record.
+    """Score records by right sides of their own, r solves a record, up to a residual relative to each whole right side.
 
     rows : numbers of the records to score; by default all of them.
     curvature : "ggn" (Gauss–Newton) or "hessian".

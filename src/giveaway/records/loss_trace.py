@@ -353,8 +353,7 @@ def _joined(parts: Sequence[torch.Tensor]) -> np.ndarray:
 
 
 def _not_negative(losses: np.ndarray) -> np.ndarray:
-    lowest = losses.min(initial=0.0, where=~np.isnan(losses))
-    if lowest < -ROUNDING:
+    if (lowest := losses.min(initial=0.0, where=~np.isnan(losses))) < -ROUNDING:
         raise fail("losses", "losses of at least 0", f"{lowest:g}", "give the losses, not log-likelihoods")
     return np.maximum(losses, 0)
 
@@ -380,7 +379,6 @@ def _header(path: Path) -> dict[str, Any]:
 
 def _rows_of(path: Path, records: int) -> np.ndarray:
     """Map the whole epochs of a file; half of one, which a kill left, does not count."""
-    epochs = (path.stat().st_size - HEADER_BYTES) // (2 * records)
-    if epochs < 1:
+    if (epochs := (path.stat().st_size - HEADER_BYTES) // (2 * records)) < 1:
         return np.empty((0, records), np.float16)
     return np.memmap(path, np.float16, "r", offset=HEADER_BYTES, shape=(epochs, records))

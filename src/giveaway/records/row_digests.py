@@ -88,8 +88,7 @@ class RowDigests:
     @classmethod
     def load(cls, folder: MarkedFolder, name: str) -> "RowDigests | None":
         """Read what `stage` wrote; None where there is nothing, as in folders of earlier versions."""
-        path = folder.verified(name)
-        if not path.is_file():
+        if not (path := folder.verified(name)).is_file():
             return None
         arrays = read_arrays("folder", path, "an audit")
         return replace(cls({}, "", arrays.pop("key", np.zeros(1, np.uint8)).tobytes()).again(), of=arrays)

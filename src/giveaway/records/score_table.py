@@ -153,8 +153,7 @@ class ScoreTable:
     def load(cls, folder: str | os.PathLike[str], name: str = "scores") -> "ScoreTable":
         """Read what `save` wrote."""
         place = TableFolder(folder)
-        path = place.verified(f"{name}.npz")
-        if not path.is_file():
+        if not (path := place.verified(f"{name}.npz")).is_file():
             raise fail("folder", f"an audit folder with {name}.npz", str(folder), "run giveaway audit there first")
         stored = read_arrays("folder", path, "ScoreTable.save")
         with reading("folder", path, "file written by ScoreTable.save"):

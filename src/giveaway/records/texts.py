@@ -60,8 +60,7 @@ class Texts:
             raise fail("starts", expected, f"{starts.size} numbers", remedy)
         set_field("starts", starts.astype(np.int64))
         for name in self._of_tokens:
-            values = np.asarray(getattr(self, name))
-            if values.shape != (starts[-1],):
+            if (values := np.asarray(getattr(self, name))).shape != (starts[-1],):
                 got = f"shape {values.shape}"
                 raise fail(name, f"{starts[-1]} values, one a token", got, "give one of every token that is predicted")
             if values.dtype.kind == "f" and not np.isfinite(values).all():

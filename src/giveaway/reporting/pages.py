@@ -172,8 +172,7 @@ def index_page(folders: Sequence[str | Path]) -> str:
 
 def _index_entry(folder: Path) -> list[str]:
     """Return the cells of an audit's row, as the template orders them: others may have written the summary."""
-    path = folder / "summary.json"
-    if not path.is_file():
+    if not (path := folder / "summary.json").is_file():
         raise fail("folders", "audit folders with summary.json", str(folder), "run giveaway report there first")
     remedy = "run giveaway report there again"
     found = read_json("folders", path, remedy)

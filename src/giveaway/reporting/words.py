@@ -214,7 +214,7 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
         said.append(f"The curvature is singular; its pseudo-inverse was used{where}.")
     if curvature is not None and curvature.rounded:
         lost = "Rows whose newton rounding may have changed by more than 1e-8 of it"
-        said.append(f"{lost}: {told(curvature.rounded)}. A larger l2 helps.")
+        said.append(f"{lost}: {told(curvature.rounded)}. Models trained with a larger l2 lose less.")
     if curvature is not None and curvature.kind == "sketch":
         said.append(_about_sketch(curvature, told))
     said += about_depths(table, told)
@@ -256,12 +256,13 @@ def _about_optimum(meta: Meta) -> list[str]:
         but = " but which records each of its trees saw" if trees else ""
         black_box = meta.of_model and meta.loss != "tokens"
         return [f"A black box: nothing inside the model was used{but}."] if black_box else []
-    relative = meta.optimum.relative_gradient
-    if relative is None:
+    if (relative := meta.optimum.relative_gradient) is None:
         return ["It is not known how far the head is from its optimum: its weights were not given."]
     if relative < 1e-4:
         return []
     usual = ", as is usual for networks" if kind_of(meta) == "network" else ""
+    if relative > 1.0:
+        usual = "; the penalty pulls harder than all records together, so l2 is hardly that of the training"
     return [
         f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}){usual}: "
         + (ASSUMED_OPTIMUM if meta.assumes_optimum else WITHOUT_DRIFT)
@@ -283,13 +284,12 @@ def _about_sketch(curvature: CurvatureReport, told: Callable[[int], str]) -> str
 
 
 def _about_view(meta: Meta) -> list[str]:
-    view = meta.view
-    if view is None:
+    if (view := meta.view) is None:
         return [meta.no_view] if meta.no_view else []
     said = (
         f"The other records predict a left-out one with {percent(view.left_out_error)} of the squared error of a "
         f"constant ({KINDS.get(view.kind, view.kind)}, {view.kernel} kernel, {view.method}); training removed "
-        f"{percent(view.memorized)} of that error, which is not a share of records."
+        f"{percent(view.memorized)} of that error, a share of error and not of records."
     )
     return [said, *([FROZEN if meta.frozen else EXACT] if view.head_is_exact else [])]
 

@@ -70,8 +70,7 @@ def standard_errors(parts: Sequence[ScoreBatch], names: Sequence[str]) -> dict[s
 
 def relative_error(score: np.ndarray, error: np.ndarray) -> float | None:
     """A column's typical error over its score, at most 10, among rows whose error is known; None where none is."""
-    known = error > 0
-    if not known.any():
+    if not (known := error > 0).any():
         return None
     of_score = error[known] / np.maximum(score[known], 0.1 * error[known])
     return round(float(np.sqrt(np.mean(of_score**2))), 6)  # the spread of few parts varies: its mean square does not

@@ -48,15 +48,19 @@ class ScoreBatch:
         return self.blocks.image(self.sample_weight.unsqueeze(-1) * self.gradient)
 
     @cached_property
+    def drift(self) -> torch.Tensor:
+        """The first-order change of the outputs (N, s, m) on the way to the optimum; 0 at it."""
+        return torch.zeros_like(self.gradient) if self.make_drift is None else self.make_drift()
+
+    @cached_property
     def left_out(self) -> LeaveOutStep:
         """The Newton-step change of the outputs when the group is left out."""
         if self.solved is not None:
             return self.solved.left_out
         if self.make_drift is None:
             return self.blocks.leave_out(self.image)
-        drift = self.make_drift()
-        left_out = self.blocks.leave_out(self.image - drift)
-        return left_out._replace(step=left_out.step + drift)
+        left_out = self.blocks.leave_out(self.image - self.drift)
+        return left_out._replace(step=left_out.step + self.drift)
 
     @cached_property
     def rounding(self) -> torch.Tensor | None:
@@ -75,6 +79,10 @@ class ScoreBatch:
         squares = (self.sample_weight.unsqueeze(-1) * v.square()).sum((1, 2))
         change = absolute * squares + relative * (v * step).sum((1, 2)).abs()
         of_newton = change / (self.gradient * step).sum((1, 2)).abs() + lost
+        if self.make_drift is not None:  # image and drift, each amplified, may all but cancel
+            parts = (self.blocks.leave_out(part).step for part in (self.image, self.drift))
+            of_newton = (of_newton + relative) * sum((self.gradient * part).sum((1, 2)).abs() for part in parts)
+            of_newton = of_newton / newton(self).abs()
         return SAFETY * of_newton.nan_to_num(relative)  # 0 of 0: as all the others
 
 

@@ -130,5 +130,4 @@ def _mean_of_largest(texts: Texts, values: np.ndarray) -> np.ndarray:
     order = np.lexsort((-values, texts.document))
     place = np.arange(len(values)) - texts.starts[texts.document]
     count = np.maximum(1, np.round(HARDEST * texts.lengths)).astype(np.int64)
-    taken = place < count[texts.document]
-    return texts.sums(np.where(taken, values[order], 0.0)) / count
+    return texts.sums(np.where(place < count[texts.document], values[order], 0.0)) / count

@@ -86,8 +86,7 @@ def read_member(stored: Any, name: str) -> np.ndarray:
 def npy_header(stream: Any, end: int | None = None) -> tuple[np.dtype, tuple[int, ...], Any, int]:
     """Return type, shape, order and where the numbers begin; refuse pickled objects, and numbers that do not end at
     `end`, where that is given."""
-    version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
+    if (version := np.lib.format.read_magic(stream)) not in ((1, 0), (2, 0)):
         raise ValueError("another version")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(stream)

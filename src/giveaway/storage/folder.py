@@ -56,8 +56,7 @@ class MarkedFolder:
         return file.is_file() and not file.is_symlink() and (self.links or not self.path.is_symlink())
 
     def read(self, argument: str | None = None) -> dict[str, Any]:
-        file = self.path / self.marker
-        if not file.is_file():
+        if not (file := self.path / self.marker).is_file():
             expected = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} with {self.marker}"
             raise fail(argument or self.argument, expected, str(self.path), "name the folder that giveaway wrote")
         return files.read_json(argument or self.argument, file, f"remove {self.path}, or choose another folder")
@@ -160,8 +159,7 @@ class MarkedFolder:
             got, remedy = f"{self.path / name}, which the folder does not list", "move it elsewhere"
             raise fail(self.argument, f"a place for {name}", got, remedy)
         part = write if isinstance(write, Path) else files.write_part(self.path / name, write)
-        digest = file_digest(part)
-        if digest is None:
+        if (digest := file_digest(part)) is None:
             raise fail(self.argument, f"{name} on the disk", "none", "check the disk")
         os.replace(part, part_of(self.path / name, digest))
         self.staged[name] = digest

@@ -61,8 +61,7 @@ def read_table(inputs: Any) -> tuple[torch.Tensor, list[tuple[torch.Tensor, int]
             inputs = numbers.to(torch.float64).numpy()
     filled, gaps, categories = [np.empty((len(inputs), 0))], [], []
     for k in range(inputs.shape[1]):
-        column = column_of(inputs, k)
-        if column.dtype.kind == "U":
+        if (column := column_of(inputs, k)).dtype.kind == "U":
             _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
             place = np.empty(len(counts), dtype=np.int32)
             place[np.argsort(-counts, kind="stable")] = np.arange(len(counts))

@@ -62,8 +62,7 @@ def predicted_by_others(texts: Texts) -> OtherTexts:
         chances.append(np.where(there, followed / np.maximum(times, 1), 0.0))
         longest[there], often[there] = size, times[there]
     kind = longest * (len(OFTEN) + 1) + np.searchsorted(OFTEN, often, side="right")
-    likelihood = _mixture(np.stack(chances), kind)
-    return OtherTexts(np.log(likelihood), np.maximum(longest - 1, 0))
+    return OtherTexts(np.log(_mixture(np.stack(chances), kind)), np.maximum(longest - 1, 0))
 
 
 def _in_others(value: np.ndarray, texts: Texts) -> np.ndarray:

@@ -63,8 +63,7 @@ class TraceView:
         return np.concatenate(parts)
 
     def _by_row(self, values: np.ndarray) -> np.ndarray:
-        values = np.where(np.isnan(values), np.nanmedian(values), values)
-        return summed_by_person(values, self._head)
+        return summed_by_person(np.where(np.isnan(values), np.nanmedian(values), values), self._head)
 
     def _prove(self, losses: np.ndarray) -> str:
         """Say how it is known whose losses these are: by ids, or because they go with the model's; refuse others."""
