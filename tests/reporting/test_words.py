@@ -116,7 +116,7 @@ def test_notes_on_the_optimum():
     assert "scores assume that it is. To see what this changes, audit with --config optimum=refit." in note
     assert "l2" not in note
     (note,) = note_about(audit(replace(moved, l2=1e9)), "optimum")
-    assert "; the penalty pulls harder than all records together, so l2 is hardly that of the training: " in note
+    assert "; the penalty pulls harder than all records together: check that l2 is that of the training: " in note
     (note,) = note_about(audit(moved, optimum="corrected"), "optimum")
     assert "scores assume that it is" not in note
     assert "newton and loo_gap take it into account" in note

@@ -54,7 +54,7 @@ class DefensibleCount:
     def __str__(self) -> str:
         beyond, flagged = f"an effect size above {self.effect:g}", int(self.flagged.sum())
         wrong, power = percent(self.false_discovery), percent(self.power)
-        rates = f"about {wrong} of these or fewer are expected to be wrong; at twice that effect it finds {power}"
+        rates = f"about {wrong} of these or fewer are expected to be wrong; at twice that effect the test finds {power}"
         if not self.at_least:
             return f"how many of {self.records} records have {beyond} cannot be stated; {flagged} are flagged ({rates})"
         share, sure = percent(self.at_least / self.records), f"{100 * self.confidence:.3g} %"

@@ -88,7 +88,7 @@ class Mitigation:
         said = [
             f"{self.measure.capitalize()} is of one model of each remedy, trained on the same {trained_on} records, or "
             f"on fewer where some were left out, and asked about the other {self.held_out}.",
-            f"The attack is on {attack}; 0.5 is guessing. The most exposed are the {self.top} that the audit ranks "
+            f"The attack is on {attack}; 0.5 is chance. The most exposed are the {self.top} that the audit ranks "
             f"highest by {self.ranked_by}, of the records left in.",
             "Differences within the intervals may be noise, and other trainings would differ too. "
             "An attack that fails is no proof of safety. These are models like yours, not the one that you release: "

@@ -80,9 +80,10 @@ class ScoreBatch:
         change = absolute * squares + relative * (v * step).sum((1, 2)).abs()
         of_newton = change / (self.gradient * step).sum((1, 2)).abs() + lost
         if self.make_drift is not None:  # image and drift, each amplified, may all but cancel
-            parts = (self.blocks.leave_out(part).step for part in (self.image, self.drift))
-            of_newton = (of_newton + relative) * sum((self.gradient * part).sum((1, 2)).abs() for part in parts)
-            of_newton = of_newton / newton(self).abs()
+            image = self.blocks.leave_out(self.image).step
+            parts = image, image - (self.left_out.step - self.drift)
+            sizes = sum((self.gradient * part).sum((1, 2)).abs() for part in parts)
+            of_newton = (of_newton + relative) * sizes / newton(self).abs()
         return SAFETY * of_newton.nan_to_num(relative)  # 0 of 0: as all the others
 
 
